@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The module paged_kv._core: one bind_<unit>() per unit, no logic.
+
+#include "paged_kv/check.h"
+
+#include <pybind11/pybind11.h>
+
+namespace py = pybind11;
+
+PYBIND11_MODULE(_core, m) {
+  m.doc() = "Host core of paged_kv: block pool, prefix cache and block tables.";
+  m.attr("__version__") = PAGED_KV_VERSION;
+  py::register_exception<paged_kv::OutOfBlocksError>(m, "OutOfBlocksError", PyExc_ValueError);
+  py::register_exception<paged_kv::InvariantError>(m, "InvariantError", PyExc_AssertionError);
+}
