@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -92,9 +93,7 @@ def _summary(values: list[float]) -> Timing:
 
 
 def _cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo") as file:
-            lines = [line for line in file if line.startswith("model name")]
-    except OSError:
-        lines = []
-    return lines[0].split(":")[1].strip() if lines else platform.processor()
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
