@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Checks of the tensors that an op is given. Sizes have names that are bound at first use, so one
+// line states a shape and that it agrees with the tensors before it:
+//
+//   NamedSizes sizes;
+//   check(query, "query", sizes).shape({"num_tokens", "num_heads", "head_size"});
+//   check(out, "out", sizes).shape({"num_tokens", "num_heads", "head_size"}).writable();
+//   const std::int64_t num_heads = sizes["num_heads"];
+//
+// Each failure throws std::invalid_argument that names the argument, what was expected and what was
+// given; PAGED_KV_BOX makes it a RuntimeError. (torch's own STD_TORCH_CHECK puts a source path in
+// front of the message.) All checks of an op run before it writes anything.
+#pragma once
+
+#include "paged_kv/check.h"
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+namespace paged_kv {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+// Sizes by name. Holds pointers to the names: use string literals.
+class NamedSizes {
+ public:
+  // Binds `dim` to `size`, or checks that it is bound to `size` already.
+  void bind(const char* dim, std::int64_t size, const char* argument) {
+    for (std::size_t i = 0; i < num_sizes_; ++i) {
+      if (std::string_view(entries_[i].dim) != dim) continue;
+      PAGED_KV_CHECK(entries_[i].size == size, argument, ": expected ", dim, " = ",
+                     entries_[i].size, " (from ", entries_[i].argument, "), got ", size);
+      return;
+    }
+    PAGED_KV_CHECK_AS(InvariantError, num_sizes_ < entries_.size(), "too many named sizes");
+    entries_[num_sizes_++] = {dim, argument, size};
+  }
+
+  [[nodiscard]] std::int64_t operator[](std::string_view dim) const {
+    for (std::size_t i = 0; i < num_sizes_; ++i) {
+      if (dim == entries_[i].dim) return entries_[i].size;
+    }
+    throw InvariantError(concat("size ", dim, " was never bound"));
+  }
+
+ private:
+  struct Entry {
+    const char* dim;
+    const char* argument;  // that bound it
+    std::int64_t size;
+  };
+  std::array<Entry, 16> entries_{};
+  std::size_t num_sizes_ = 0;
+};
+
+[[nodiscard]] inline std::string shape_string(const Tensor& tensor) {
+  std::string text = "[";
+  for (std::int64_t i = 0; i < tensor.dim(); ++i) {
+    text += (i > 0 ? ", " : "") + std::to_string(tensor.size(i));
+  }
+  return text + "]";
+}
+
+// Holds references: use it within one expression.
+class TensorCheck {
+ public:
+  TensorCheck(const Tensor& tensor, const char* name, NamedSizes& sizes)
+      : tensor_(tensor), name_(name), sizes_(sizes) {
+    // The dispatcher picked the CPU kernel because of some argument; this one may lie elsewhere.
+    PAGED_KV_CHECK(tensor.is_cpu(), name, ": expected a CPU tensor, like the other arguments");
+  }
+
+  // Number of dimensions, and each size by name.
+  const TensorCheck& shape(std::initializer_list<const char*> dims) const {
+    if (tensor_.dim() != static_cast<std::int64_t>(dims.size())) {
+      std::string expected;
+      for (const char* dim : dims) expected += (expected.empty() ? "" : ", ") + std::string(dim);
+      throw std::invalid_argument(
+          concat(name_, ": expected shape [", expected, "], got ", shape_string(tensor_)));
+    }
+    std::int64_t i = 0;
+    for (const char* dim : dims) sizes_.bind(dim, tensor_.size(i++), name_);
+    return *this;
+  }
+
+  const TensorCheck& dtype(ScalarType expected) const { return dtype_in({expected}); }
+
+  const TensorCheck& dtype_in(std::initializer_list<ScalarType> expected) const {
+    const ScalarType given = tensor_.scalar_type();
+    for (const ScalarType candidate : expected) {
+      if (candidate == given) return *this;
+    }
+    std::string names;
+    for (const ScalarType candidate : expected) {
+      names += (names.empty() ? "" : " or ") + std::string(torch::headeronly::toString(candidate));
+    }
+    throw std::invalid_argument(
+        concat(name_, ": expected dtype ", names, ", got ", torch::headeronly::toString(given)));
+  }
+
+  // Elements of `dim` (negative: from the end) lie next to each other.
+  const TensorCheck& dense(std::int64_t dim) const {
+    const std::int64_t i = dim < 0 ? dim + tensor_.dim() : dim;
+    PAGED_KV_CHECK(tensor_.size(i) <= 1 || tensor_.stride(i) == 1, name_, ": expected stride 1 in ",
+                   "dimension ", i, ", got ", tensor_.stride(i));
+    return *this;
+  }
+
+  const TensorCheck& contiguous() const {
+    PAGED_KV_CHECK(tensor_.is_contiguous(), name_, ": expected a contiguous tensor");
+    return *this;
+  }
+
+  // No two elements share memory because of a stride of 0 (an expanded tensor).
+  const TensorCheck& writable() const {
+    for (std::int64_t i = 0; i < tensor_.dim(); ++i) {
+      PAGED_KV_CHECK(tensor_.size(i) <= 1 || tensor_.stride(i) != 0, name_,
+                     ": is written, so no stride may be 0, got one in dimension ", i);
+    }
+    return *this;
+  }
+
+ private:
+  const Tensor& tensor_;
+  const char* name_;
+  NamedSizes& sizes_;
+};
+
+[[nodiscard]] inline TensorCheck check(const Tensor& tensor, const char* name, NamedSizes& sizes) {
+  return {tensor, name, sizes};
+}
+
+// The caches of these ops hold what `auto` means: elements of the query's or key's own dtype.
+inline void check_kv_cache_dtype(std::string_view kv_cache_dtype) {
+  PAGED_KV_CHECK(kv_cache_dtype == "auto", "kv_cache_dtype: expected one of: auto; got '",
+                 kv_cache_dtype, "'");
+}
+
+// A scale of a quantised cache: one element, or one a kv head.
+inline void check_scale(const Tensor& scale, const char* name, std::int64_t num_kv_heads) {
+  NamedSizes sizes;
+  check(scale, name, sizes).dtype(ScalarType::Float);
+  PAGED_KV_CHECK(scale.numel() == 1 || (scale.dim() == 1 && scale.size(0) == num_kv_heads), name,
+                 ": expected one element or [num_kv_heads] = [", num_kv_heads, "], got ",
+                 shape_string(scale));
+}
+
+}  // namespace paged_kv
