@@ -3,10 +3,14 @@
 
 #include "paged_kv/check.h"
 
+#include <limits>
+
 namespace paged_kv {
 namespace {
 
 constexpr std::int64_t kPaddingRow = -1;
+// Keeps block * block_size within 64 bits for every block id.
+constexpr std::int64_t kMaxBlockSize = std::numeric_limits<std::int32_t>::max();
 
 std::int64_t num_seqs(const SlotMappingParams& p) { return p.query_start_loc.size - 1; }
 
@@ -15,7 +19,8 @@ std::int64_t row_of(const SlotMappingParams& p, std::int64_t seq) {
 }
 
 void check_sizes(const SlotMappingParams& p) {
-  PAGED_KV_CHECK(p.block_size > 0, "block_size: expected more than 0, got ", p.block_size);
+  PAGED_KV_CHECK(p.block_size > 0 && p.block_size <= kMaxBlockSize,
+                 "block_size: expected to be in [1, ", kMaxBlockSize, "], got ", p.block_size);
   PAGED_KV_CHECK(p.query_start_loc.size >= 1, "query_start_loc: expected [num_seqs + 1], got [0]");
   PAGED_KV_CHECK(p.query_start_loc[0] == 0, "query_start_loc: expected to start at 0, got ",
                  p.query_start_loc[0]);
@@ -41,10 +46,9 @@ void check_tokens(const SlotMappingParams& p, std::int64_t seq) {
   }
   for (std::int64_t token = p.query_start_loc[seq]; token < p.query_start_loc[seq + 1]; ++token) {
     const std::int64_t position = p.positions[token];
-    const std::int64_t max_tokens = p.block_tables.num_cols * p.block_size;
-    PAGED_KV_CHECK(position >= 0 && position < max_tokens, "positions[", token,
-                   "]: expected to be in [0, ", max_tokens, ") (max_blocks * block_size), got ",
-                   position);
+    PAGED_KV_CHECK(position >= 0 && position / p.block_size < p.block_tables.num_cols, "positions[",
+                   token, "]: expected to lie in the row's ", p.block_tables.num_cols,
+                   " blocks of ", p.block_size, " tokens, got ", position);
     const std::int64_t block = p.block_tables(row, position / p.block_size);
     PAGED_KV_CHECK(block >= 0, "block_tables[", row, ", ", position / p.block_size,
                    "]: expected a block id for position ", position, ", got ", block);
