@@ -71,6 +71,7 @@ void gather_range(const GatherCacheParams& p, const TokenCopier<T>& copy, std::i
 }  // namespace
 
 void gather_cache(const GatherCacheParams& p, const ThreadRunner& runner) {
+  PAGED_KV_CHECK(p.block_size > 0, "cache: expected block_size of at least 1, got 0");
   check_lengths(p);
   const std::int64_t num_seqs = p.cu_seq_lens.size - 1;
   for (std::int64_t seq = 0; seq < num_seqs; ++seq) {

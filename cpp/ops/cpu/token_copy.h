@@ -30,6 +30,9 @@ class TokenCopier {
   }
 
   void operator()(const T* src, T* dst) const noexcept {
+    if (head_size_ == 0) {
+      return;  // memcpy may not be given the null pointers of an empty tensor
+    }
     for (std::int64_t head = 0; head < num_heads_; ++head) {
       const T* src_row = src + head * src_.head;
       T* dst_row = dst + head * dst_.head;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/cpu/block_table_ops.h"
+#include "ops/cpu/block_tables.h"
 
 #include "paged_kv/check.h"
 
