@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts decoders are made of. All are for inference: no parameter takes a gradient."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+if TYPE_CHECKING:
+    from paged_kv.models.config import RopeScaling
+
+__all__ = ["Linear", "RMSNorm", "RotaryEmbedding", "apply_rotary"]
+
+
+def _empty_parameter(*shape: int) -> nn.Parameter:
+    # Never initialised: weights come from a file, and every element is checked to have come.
+    return nn.Parameter(torch.empty(*shape), requires_grad=False)
+
+
+class Linear(nn.Module):
+    """``y = x @ weight.T + bias``, without the random initialisation of ``torch.nn.Linear``.
+
+    Args:
+        in_features: last dimension of the input.
+        out_features: last dimension of the output.
+        bias: add a bias.
+    """
+
+    def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
+        super().__init__()
+        self.weight = _empty_parameter(out_features, in_features)
+        self.bias = _empty_parameter(out_features) if bias else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map ``[..., in_features]`` to ``[..., out_features]``."""
+        return functional.linear(x, self.weight, self.bias)
+
+
+class RMSNorm(nn.Module):
+    """``weight * x / rms(x)`` over the last dimension, computed in float32.
+
+    Args:
+        size: last dimension of the input.
+        eps: added to the mean square.
+
+    Source:
+        Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019; the order of roundings is
+        that of transformers 5 models/llama/modeling_llama.py::LlamaRMSNorm.
+    """
+
+    def __init__(self, size: int, *, eps: float) -> None:
+        super().__init__()
+        self.weight = _empty_parameter(size)
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalise each row of ``[..., size]``; the result has the dtype of `x`."""
+        wide = x.float()
+        mean_square = wide.pow(2).mean(-1, keepdim=True)
+        # Rounded to the model's dtype before the weight, as the models were trained.
+        return (wide * torch.rsqrt(mean_square.add_(self.eps))).to(x.dtype).mul_(self.weight)
+
+
+class RotaryEmbedding(nn.Module):
+    """Cosines and sines of rotary position embedding (RoPE).
+
+    They are computed once a forward pass for the positions at hand and shared by all layers: a few
+    microseconds, against a table of tens of megabytes for a 128k context.
+
+    Args:
+        head_size: width of one head.
+        theta: base of the frequencies.
+        scaling: stretching of the frequencies, or None.
+
+    Source:
+        Su et al., "RoFormer", 2021; scaling: transformers 5 modeling_rope_utils.py.
+    """
+
+    inv_freq: torch.Tensor
+
+    def __init__(self, *, head_size: int, theta: float, scaling: RopeScaling | None) -> None:
+        super().__init__()
+        self.head_size = head_size
+        self.theta = theta
+        self.scaling = scaling
+        self.register_buffer("inv_freq", torch.empty(head_size // 2), persistent=False)
+        # Filled from the file when the frequencies are scaled one by one.
+        self.freq_factors = (
+            _empty_parameter(head_size // 2)
+            if scaling is not None and scaling.rope_type == "freq_factors"
+            else None
+        )
+
+    def reset_inv_freq(self) -> None:
+        """Compute `inv_freq` in float32; call it once the weights are loaded."""
+        exponents = torch.arange(0, self.head_size, 2, dtype=torch.float32) / self.head_size
+        inv_freq = 1.0 / (self.theta**exponents)
+        if self.freq_factors is not None:
+            inv_freq = inv_freq / self.freq_factors.cpu().float()
+        elif self.scaling is not None:
+            inv_freq = _scale_inv_freq(inv_freq, self.scaling)
+        self.inv_freq = inv_freq.to(self.inv_freq.device)
+
+    def forward(
+        self, positions: torch.Tensor, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Give what `apply_rotary` multiplies with.
+
+        Args:
+            positions: ``[num_tokens]`` int64, place of each token in its sequence.
+            dtype: dtype of the result; angles are computed in float32 whatever it is.
+
+        Returns:
+            ``cos`` and ``signed_sin``, both ``[num_tokens, 1, head_size]``; the first half of
+            ``signed_sin`` carries the minus of the rotation.
+        """
+        angles = positions[:, None].float() * self.inv_freq
+        cos, sin = angles.cos(), angles.sin()
+        cos = torch.cat((cos, cos), dim=-1).to(dtype)
+        signed_sin = torch.cat((-sin, sin), dim=-1).to(dtype)
+        return cos[:, None], signed_sin[:, None]
+
+
+def apply_rotary(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
+    """Rotate each head of `x`, pairing element ``i`` with ``i + head_size / 2``.
+
+    Args:
+        x: ``[num_tokens, num_heads, head_size]``.
+        cos: ``[num_tokens, 1, head_size]`` from `RotaryEmbedding`.
+        signed_sin: the same shape.
+
+    Returns:
+        A new contiguous tensor of the shape of `x`.
+    """
+    # Rolling by half a head is rotate_half without its sign, which signed_sin has: the products and
+    # their roundings are the same, the negation and one concatenation are saved.
+    rotated = x.roll(x.shape[-1] // 2, dims=-1).mul_(signed_sin)
+    return (x * cos).add_(rotated)
+
+
+def _scale_inv_freq(inv_freq: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
+    if scaling.rope_type == "linear":
+        return inv_freq / scaling.factor
+    low_freq_wavelen = scaling.original_max_position_embeddings / scaling.low_freq_factor
+    high_freq_wavelen = scaling.original_max_position_embeddings / scaling.high_freq_factor
+    wavelen = 2 * math.pi / inv_freq
+    smooth = (scaling.original_max_position_embeddings / wavelen - scaling.low_freq_factor) / (
+        scaling.high_freq_factor - scaling.low_freq_factor
+    )
+    scaled = inv_freq / scaling.factor
+    blended = (1 - smooth) * scaled + smooth * inv_freq
+    result = torch.where(wavelen > low_freq_wavelen, scaled, blended)
+    return torch.where(wavelen < high_freq_wavelen, inv_freq, result)
