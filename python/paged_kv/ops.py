@@ -12,7 +12,30 @@ work in ``torch.compile(fullgraph=True)`` and ``torch.export``. Common rules:
 
 from __future__ import annotations
 
-import paged_kv._attention_fakes  # noqa: F401  (registers the kernels for fake tensors)
+import paged_kv._attention_fakes
+import paged_kv._cache_fakes  # noqa: F401  (both register the kernels for fake tensors)
 from paged_kv._attention_ops import merge_attn_states
+from paged_kv._block_table_ops import (
+    apply_block_table_writes,
+    compute_slot_mapping,
+    gather_block_tables,
+)
+from paged_kv._cache_ops import (
+    copy_blocks,
+    gather_cache,
+    reshape_and_cache,
+    reshape_and_cache_flash,
+    swap_blocks,
+)
 
-__all__ = ["merge_attn_states"]
+__all__ = [
+    "apply_block_table_writes",
+    "compute_slot_mapping",
+    "copy_blocks",
+    "gather_block_tables",
+    "gather_cache",
+    "merge_attn_states",
+    "reshape_and_cache",
+    "reshape_and_cache_flash",
+    "swap_blocks",
+]

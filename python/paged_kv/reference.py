@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each op computes, in plain torch: the definition that the tests compare kernels with.
+
+Slow, and made to be read. Each function has the name of its op in ``paged_kv.ops``.
+"""
+
+from __future__ import annotations
+
+from paged_kv._cache_reference import (
+    apply_block_table_writes,
+    compute_slot_mapping,
+    copy_blocks,
+    gather_block_tables,
+    gather_cache,
+    reshape_and_cache,
+    reshape_and_cache_flash,
+    swap_blocks,
+)
+
+__all__ = [
+    "apply_block_table_writes",
+    "compute_slot_mapping",
+    "copy_blocks",
+    "gather_block_tables",
+    "gather_cache",
+    "reshape_and_cache",
+    "reshape_and_cache_flash",
+    "swap_blocks",
+]
