@@ -14,7 +14,12 @@ HEAD_SIZES = [32, 64, 80, 96, 112, 120, 128, 192, 256]
 ONE = torch.ones(1)
 NUM_BLOCKS = 5
 
-_BITS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
+_BITS = {
+    torch.float64: torch.int64,
+    torch.float32: torch.int32,
+    torch.float16: torch.int16,
+    torch.bfloat16: torch.int16,
+}
 
 
 def bits(tensor):

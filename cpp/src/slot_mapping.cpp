@@ -38,9 +38,14 @@ void check_sizes(const SlotMappingParams& p) {
 
 void check_tokens(const SlotMappingParams& p, std::int64_t seq) {
   const std::int64_t row = row_of(p, seq);
-  PAGED_KV_CHECK(row >= kPaddingRow && row < p.block_tables.num_rows, "sequence ", seq,
-                 ": expected a row of block_tables in [-1, ", p.block_tables.num_rows, "), got ",
-                 row);
+  if (p.idx_mapping.data == nullptr) {
+    PAGED_KV_CHECK(row < p.block_tables.num_rows, "block_tables: expected at least ", row + 1,
+                   " rows, one a sequence, got ", p.block_tables.num_rows);
+  } else {
+    PAGED_KV_CHECK(row >= kPaddingRow && row < p.block_tables.num_rows, "idx_mapping[", seq,
+                   "]: expected a row of block_tables in [-1, ", p.block_tables.num_rows, "), got ",
+                   row);
+  }
   if (row == kPaddingRow) {
     return;
   }
