@@ -104,8 +104,7 @@ def write_case(draw, packed):
     ]
     names = ["key", "value", "key_cache", "value_cache", "slot_mapping"]
     tensors = [strided(draw, tensor) for tensor in (*tokens, *caches, slots)]
-    arguments = dict(zip(names, tensors, strict=True))
-    return arguments
+    return dict(zip(names, tensors, strict=True))
 
 
 @pytest.mark.parametrize("name", ["reshape_and_cache", "reshape_and_cache_flash"])
