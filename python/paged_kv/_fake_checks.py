@@ -14,7 +14,7 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["FLOAT_DTYPES", "NamedSizes", "check_dtype"]
+__all__ = ["FLOAT_DTYPES", "NamedSizes", "check_dtype", "check_kv_cache_dtype"]
 
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -34,13 +34,14 @@ class NamedSizes:
             lambda: f"{name}: expected shape [{', '.join(dims)}], got {list(tensor.shape)}",
         )
         for dim, size in zip(dims, tensor.shape, strict=True):
-            expected = self._sizes.setdefault(dim, size)
-            torch._check(
-                size == expected,
-                lambda dim=dim, size=size, expected=expected: (
-                    f"{name}: expected {dim} = {expected}, got {size}"
-                ),
-            )
+            self.bind(dim, size, name)
+
+    def bind(self, dim: str, size: _Size, name: str = "") -> None:
+        """Binds ``dim`` to ``size``, or checks that it is bound to it already."""
+        expected = self._sizes.setdefault(dim, size)
+        torch._check(
+            size == expected, lambda: f"{name or dim}: expected {dim} = {expected}, got {size}"
+        )
 
     def __getitem__(self, dim: str) -> _Size:
         return self._sizes[dim]
@@ -51,4 +52,12 @@ def check_dtype(tensor: Tensor, name: str, *expected: torch.dtype) -> None:
     torch._check(
         tensor.dtype in expected,
         lambda: f"{name}: expected dtype {' or '.join(map(str, expected))}, got {tensor.dtype}",
+    )
+
+
+def check_kv_cache_dtype(kv_cache_dtype: str) -> None:
+    """Checks that the cache holds elements of the query's or key's own dtype."""
+    torch._check(
+        kv_cache_dtype == "auto",
+        lambda: f"kv_cache_dtype: expected one of: auto; got '{kv_cache_dtype}'",
     )

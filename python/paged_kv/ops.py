@@ -14,7 +14,12 @@ from __future__ import annotations
 
 import paged_kv._attention_fakes
 import paged_kv._cache_fakes  # noqa: F401  (both register the kernels for fake tensors)
-from paged_kv._attention_ops import merge_attn_states
+from paged_kv._attention_ops import (
+    merge_attn_states,
+    paged_attention_v1,
+    paged_attention_v2,
+    paged_attention_varlen,
+)
 from paged_kv._block_table_ops import (
     apply_block_table_writes,
     compute_slot_mapping,
@@ -35,6 +40,9 @@ __all__ = [
     "gather_block_tables",
     "gather_cache",
     "merge_attn_states",
+    "paged_attention_v1",
+    "paged_attention_v2",
+    "paged_attention_varlen",
     "reshape_and_cache",
     "reshape_and_cache_flash",
     "swap_blocks",

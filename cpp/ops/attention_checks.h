@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the attention ops have in common: checks of the cache and the query, and the kernel's Params
+// that follow from them.
+#pragma once
+
+#include "ops/cpu/paged_attention.h"
+#include "ops/tensor_checks.h"
+
+#include <cstdint>
+#include <optional>
+
+namespace paged_kv {
+
+// Binds num_tokens, num_heads and head_size. Checks that out is like query.
+inline void check_query(const Tensor& out, const Tensor& query, NamedSizes& sizes) {
+  check(query, "query", sizes)
+      .shape({"num_tokens", "num_heads", "head_size"})
+      .dtype_in({ScalarType::Float, ScalarType::Half, ScalarType::BFloat16})
+      .dense(-1);
+  check(out, "out", sizes)
+      .shape({"num_tokens", "num_heads", "head_size"})
+      .dtype(query.scalar_type())
+      .dense(-1)
+      .writable();
+  const std::int64_t head_size = sizes["head_size"];
+  PAGED_KV_CHECK(head_size >= 1 && head_size <= cpu::kMaxHeadSize,
+                 "query: expected a head_size in [1, ", cpu::kMaxHeadSize, "], got ", head_size);
+}
+
+// Binds num_blocks, block_size and num_kv_heads. `dtype` is the query's.
+inline void check_cache(const Tensor& key_cache, const Tensor& value_cache, ScalarType dtype,
+                        NamedSizes& sizes) {
+  if (key_cache.dim() == 5) {
+    const std::int64_t head_size = sizes["head_size"];
+    const auto x = static_cast<std::int64_t>(16 / key_cache.element_size());
+    PAGED_KV_CHECK(head_size % x == 0, "key_cache: this layout needs a head_size that is a ",
+                   "multiple of x = ", x, ", got ", head_size);
+    sizes.bind("x", x, "16 bytes");
+    sizes.bind("head_size/x", head_size / x, "query");
+    check(key_cache, "key_cache", sizes)
+        .shape({"num_blocks", "num_kv_heads", "head_size/x", "block_size", "x"})
+        .dtype(dtype);
+    check(value_cache, "value_cache", sizes)
+        .shape({"num_blocks", "num_kv_heads", "head_size", "block_size"})
+        .dtype(dtype);
+  } else {
+    check(key_cache, "key_cache", sizes)
+        .shape({"num_blocks", "block_size", "num_kv_heads", "head_size"})
+        .dtype(dtype);
+    check(value_cache, "value_cache", sizes)
+        .shape({"num_blocks", "block_size", "num_kv_heads", "head_size"})
+        .dtype(dtype);
+  }
+  PAGED_KV_CHECK(sizes["block_size"] >= 1, "key_cache: expected a block_size >= 1, got 0");
+  const std::int64_t num_heads = sizes["num_heads"];
+  const std::int64_t num_kv_heads = sizes["num_kv_heads"];
+  PAGED_KV_CHECK(num_heads >= 1 && num_kv_heads >= 1 && num_heads % num_kv_heads == 0,
+                 "query: expected num_heads to be a multiple of num_kv_heads = ", num_kv_heads,
+                 ", got ", num_heads);
+}
+
+// After check_cache().
+template <class T>
+[[nodiscard]] cpu::PagedKvCache<T> make_cache(const Tensor& key_cache, const Tensor& value_cache,
+                                              const NamedSizes& sizes) {
+  cpu::PagedKvCache<T> cache{};
+  cache.key = static_cast<const T*>(key_cache.const_data_ptr());
+  cache.value = static_cast<const T*>(value_cache.const_data_ptr());
+  cache.key_block_stride = key_cache.stride(0);
+  cache.value_block_stride = value_cache.stride(0);
+  if (key_cache.dim() == 5) {
+    cache.key_head_stride = key_cache.stride(1);
+    cache.key_chunk_stride = key_cache.stride(2);
+    cache.key_token_stride = key_cache.stride(3);
+    cache.key_dim_stride = key_cache.stride(4);
+    cache.key_chunk_size = sizes["x"];
+    cache.value_head_stride = value_cache.stride(1);
+    cache.value_dim_stride = value_cache.stride(2);
+    cache.value_token_stride = value_cache.stride(3);
+  } else {
+    cache.key_token_stride = key_cache.stride(1);
+    cache.key_head_stride = key_cache.stride(2);
+    cache.key_dim_stride = key_cache.stride(3);
+    cache.key_chunk_size = sizes["head_size"];
+    cache.key_chunk_stride = 0;
+    cache.value_token_stride = value_cache.stride(1);
+    cache.value_head_stride = value_cache.stride(2);
+    cache.value_dim_stride = value_cache.stride(3);
+  }
+  return cache;
+}
+
+// The int32 metadata that all attention ops have. Binds num_seqs. query_start_loc may be null.
+[[nodiscard]] inline cpu::AttentionBatch make_batch(const Tensor* query_start_loc,
+                                                    const Tensor& seq_lens,
+                                                    const Tensor& block_tables,
+                                                    std::int64_t max_query_len,
+                                                    std::int64_t max_seq_len, NamedSizes& sizes) {
+  check(seq_lens, "seq_lens", sizes).shape({"num_seqs"}).dtype(ScalarType::Int);
+  check(block_tables, "block_tables", sizes)
+      .shape({"num_seqs", "max_blocks"})
+      .dtype(ScalarType::Int);
+  PAGED_KV_CHECK(max_query_len >= -1, "max_query_len: expected >= -1, got ", max_query_len);
+  PAGED_KV_CHECK(max_seq_len >= -1, "max_seq_len: expected >= -1, got ", max_seq_len);
+  const std::int64_t num_seqs = sizes["num_seqs"];
+  cpu::AttentionBatch batch{
+      .query_start_loc = {},
+      .seq_lens = {seq_lens.const_data_ptr<std::int32_t>(), num_seqs, seq_lens.stride(0)},
+      .block_tables = {block_tables.const_data_ptr<std::int32_t>(), num_seqs, sizes["max_blocks"],
+                       block_tables.stride(0), block_tables.stride(1)},
+      .num_tokens = sizes["num_tokens"],
+      .num_blocks = sizes["num_blocks"],
+      .block_size = sizes["block_size"],
+      .max_query_len = max_query_len,
+      .max_seq_len = max_seq_len,
+  };
+  if (query_start_loc != nullptr) {
+    sizes.bind("num_seqs + 1", num_seqs + 1, "seq_lens");
+    check(*query_start_loc, "query_start_loc", sizes)
+        .shape({"num_seqs + 1"})
+        .dtype(ScalarType::Int);
+    batch.query_start_loc = {query_start_loc->const_data_ptr<std::int32_t>(), num_seqs + 1,
+                             query_start_loc->stride(0)};
+  }
+  return batch;
+}
+
+// A float32 value for each head, or null.
+struct PerHead {
+  const float* data;
+  std::int64_t stride;
+};
+
+[[nodiscard]] inline PerHead check_per_head(const std::optional<Tensor>& tensor, const char* name,
+                                            NamedSizes& sizes) {
+  if (!tensor) return {nullptr, 0};
+  check(*tensor, name, sizes).shape({"num_heads"}).dtype(ScalarType::Float);
+  return {tensor->const_data_ptr<float>(), tensor->stride(0)};
+}
+
+}  // namespace paged_kv

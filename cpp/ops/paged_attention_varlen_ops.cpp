@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/attention_checks.h"
+#include "ops/boxed.h"
+#include "ops/cpu/paged_attention.h"
+#include "ops/dispatch.h"
+#include "ops/tensor_checks.h"
+#include "ops/torch_thread_runner.h"
+
+#include <cmath>
+#include <optional>
+#include <string>
+
+namespace paged_kv {
+namespace {
+
+void check_lse(const std::optional<Tensor>& lse, NamedSizes& sizes) {
+  if (!lse) return;
+  check(*lse, "lse", sizes).shape({"num_heads", "num_tokens"}).dtype(ScalarType::Float).writable();
+}
+
+// The CPU kernel balances its threads while it runs and needs no scratch from outside.
+void check_plan(const std::optional<Tensor>& plan, const std::optional<Tensor>& workspace) {
+  NamedSizes sizes;
+  if (plan) check(*plan, "plan", sizes).shape({"plan_size"}).dtype(ScalarType::Int).contiguous();
+  if (workspace) check(*workspace, "workspace", sizes).contiguous().writable();
+}
+
+void check_scalars(double scale, std::int64_t sliding_window, double softcap,
+                   std::int64_t split_tokens) {
+  PAGED_KV_CHECK(std::isfinite(scale), "scale: expected a finite number, got ", scale);
+  PAGED_KV_CHECK(sliding_window >= 0, "sliding_window: expected >= 0, got ", sliding_window);
+  PAGED_KV_CHECK(std::isfinite(softcap) && softcap >= 0, "softcap: expected >= 0, got ", softcap);
+  PAGED_KV_CHECK(split_tokens >= 0, "split_tokens: expected >= 0, got ", split_tokens);
+}
+
+void paged_attention_varlen(const Tensor& out, const Tensor& query, const Tensor& key_cache,
+                            const Tensor& value_cache, const Tensor& query_start_loc,
+                            const Tensor& seq_lens, const Tensor& block_tables, double scale,
+                            bool causal, std::int64_t sliding_window, double softcap,
+                            const std::optional<Tensor>& alibi_slopes,
+                            const std::optional<Tensor>& sinks, const std::optional<Tensor>& lse,
+                            const std::string& kv_cache_dtype, const std::optional<Tensor>& k_scale,
+                            const std::optional<Tensor>& v_scale, std::int64_t max_query_len,
+                            std::int64_t max_seq_len, const std::optional<Tensor>& plan,
+                            const std::optional<Tensor>& workspace, std::int64_t split_tokens) {
+  NamedSizes sizes;
+  check_kv_cache_dtype(kv_cache_dtype);
+  check_query(out, query, sizes);
+  check_cache(key_cache, value_cache, query.scalar_type(), sizes);
+  const cpu::AttentionBatch batch =
+      make_batch(&query_start_loc, seq_lens, block_tables, max_query_len, max_seq_len, sizes);
+  const PerHead slopes = check_per_head(alibi_slopes, "alibi_slopes", sizes);
+  const PerHead sink_logits = check_per_head(sinks, "sinks", sizes);
+  if (k_scale) check_scale(*k_scale, "k_scale", sizes["num_kv_heads"]);
+  if (v_scale) check_scale(*v_scale, "v_scale", sizes["num_kv_heads"]);
+  check_lse(lse, sizes);
+  check_plan(plan, workspace);
+  check_scalars(scale, sliding_window, softcap, split_tokens);
+  const cpu::AttentionMask mask{.causal = causal, .sliding_window = sliding_window};
+  cpu::check_batch(batch, mask);
+
+  dispatch_float(query.scalar_type(), "query", [&]<class T>() {
+    const cpu::PagedAttentionParams<T> params{
+        .batch = batch,
+        .mask = mask,
+        .cache = make_cache<T>(key_cache, value_cache, sizes),
+        .query = static_cast<const T*>(query.const_data_ptr()),
+        .query_token_stride = query.stride(0),
+        .query_head_stride = query.stride(1),
+        .out = static_cast<T*>(out.mutable_data_ptr()),
+        .out_token_stride = out.stride(0),
+        .out_head_stride = out.stride(1),
+        .lse = lse ? lse->mutable_data_ptr<float>() : nullptr,
+        .lse_head_stride = lse ? lse->stride(0) : 0,
+        .lse_token_stride = lse ? lse->stride(1) : 0,
+        .num_heads = sizes["num_heads"],
+        .num_kv_heads = sizes["num_kv_heads"],
+        .head_size = sizes["head_size"],
+        .scale = static_cast<float>(scale),
+        .softcap = static_cast<float>(softcap),
+        .alibi_slopes = slopes.data,
+        .alibi_stride = slopes.stride,
+        .sinks = sink_logits.data,
+        .sinks_stride = sink_logits.stride,
+        .sparsity = {},
+    };
+    cpu::paged_attention(params, kTorchRunner);
+  });
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(paged_kv, CPU, m) {
+  m.impl("paged_attention_varlen", PAGED_KV_BOX(&paged_attention_varlen));
+}
+
+}  // namespace paged_kv
