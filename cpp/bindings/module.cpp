@@ -2,9 +2,8 @@
 //
 // The module paged_kv._core: one bind_<unit>() per unit, no logic.
 
+#include "bindings.h"
 #include "paged_kv/check.h"
-
-#include <pybind11/pybind11.h>
 
 namespace py = pybind11;
 
@@ -13,4 +12,8 @@ PYBIND11_MODULE(_core, m) {
   m.attr("__version__") = PAGED_KV_VERSION;
   py::register_exception<paged_kv::OutOfBlocksError>(m, "OutOfBlocksError", PyExc_ValueError);
   py::register_exception<paged_kv::InvariantError>(m, "InvariantError", PyExc_AssertionError);
+  paged_kv::bindings::bind_hash(m);
+  paged_kv::bindings::bind_block(m);
+  paged_kv::bindings::bind_hash_map(m);
+  paged_kv::bindings::bind_pool(m);
 }

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One function per unit of the core, each in its bind_<unit>.cpp.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace paged_kv::bindings {
+
+void bind_hash(pybind11::module_& m);
+void bind_block(pybind11::module_& m);
+void bind_hash_map(pybind11::module_& m);
+void bind_pool(pybind11::module_& m);
+
+}  // namespace paged_kv::bindings

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "paged_kv/block_hash.h"
+#include "paged_kv/block_hash_map.h"
+#include "paged_kv/free_queue.h"
+#include "paged_kv/ids.h"
+#include "paged_kv/kv_block.h"
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <span>
+#include <vector>
+
+namespace paged_kv {
+
+// The whole state of a pool, for tests and debugging.
+struct BlockPoolDump {
+  std::vector<BlockId> free_order;                             // next to be handed out first
+  std::map<BlockId, std::int32_t> ref_counts;                  // those that are not 0
+  std::map<BlockHashWithGroupId, std::set<BlockId>> hash_map;  // key -> blocks
+};
+
+// Hands out blocks, counts who holds them, and remembers the content of full blocks so that a
+// later request with the same prefix can share them.
+//
+// Life of a block: free -> get_new_blocks() -> held (ref_cnt 1) -> full: cache_full_blocks() names
+// its content -> touch() shares it -> free_blocks() by every holder -> free again, its content
+// still findable until get_new_blocks() reuses the block. Block 0 is the null block: it stands in
+// tables where nothing is held, and takes no part in any of this; its ref_cnt stays 0.
+//
+// A call that throws changes nothing. Without caching (`enable_caching` false) no block ever has a
+// hash: cache_full_blocks() does nothing and every lookup misses.
+//
+// Invariants, checked by check_integrity():
+//   I1  blocks()[i].block_id == i, and block 0 alone is the null block;
+//   I2  the free queue is well linked (Q1 .. Q3 of FreeKVCacheBlockQueue);
+//   I3  a block is in the free queue exactly if its ref_cnt is 0 and it is not the null block;
+//   I4  ref_cnt is never negative;
+//   I5  the prefix-cache index is well formed (M1 .. M3 of BlockHashToBlockMap);
+//   I6  the index holds (key, block) exactly if the block has that key, so there are at most as
+//       many entries as blocks;
+//   I7  the null block has ref_cnt 0 and no hash; without caching no block has one.
+//
+// Cost: O(1) per block for every method, unless said otherwise; nothing but results is allocated.
+// Thread rule: one owner thread.
+// Source: vLLM 0.32 v1/core/block_pool.py::BlockPool.
+class BlockPool {
+ public:
+  // `num_gpu_blocks` includes the null block. `hash_block_size` is the number of tokens that one
+  // of a request's block hashes covers.
+  BlockPool(std::int32_t num_gpu_blocks, bool enable_caching, std::int32_t hash_block_size);
+  BlockPool(const BlockPool&) = delete;
+  BlockPool& operator=(const BlockPool&) = delete;
+
+  [[nodiscard]] std::int32_t num_gpu_blocks() const noexcept {
+    return static_cast<std::int32_t>(blocks_.size());
+  }
+  [[nodiscard]] bool enable_caching() const noexcept { return enable_caching_; }
+  [[nodiscard]] std::int32_t hash_block_size() const noexcept { return hash_block_size_; }
+  [[nodiscard]] std::span<const KVCacheBlock> blocks() const noexcept { return blocks_; }
+  [[nodiscard]] const FreeKVCacheBlockQueue& free_block_queue() const noexcept {
+    return free_block_queue_;
+  }
+  [[nodiscard]] const BlockHashToBlockMap& cached_block_hash_to_block() const noexcept {
+    return cached_block_hash_to_block_;
+  }
+
+  [[nodiscard]] std::int32_t get_num_free_blocks() const noexcept {
+    return free_block_queue_.num_free_blocks();
+  }
+  // Share of the blocks, without the null block, that is held: 0.0 .. 1.0.
+  [[nodiscard]] double get_usage() const noexcept;
+
+  // Takes blocks from the front of the free queue. What they held leaves the prefix cache.
+  // Throws OutOfBlocksError if fewer than `num_blocks` are free.
+  [[nodiscard]] std::vector<BlockId> get_new_blocks(std::int64_t num_blocks);
+
+  // One more holder for each block. A free one leaves the queue and keeps its content.
+  void touch(std::span<const BlockId> blocks);
+
+  // One holder less for each block, in the order in which they should be reused. Blocks that
+  // nobody holds any more and that have no hash go to the front of the queue, those that a later
+  // request might still find go to the back. Throws std::invalid_argument if a block is freed more
+  // often than it is held.
+  void free_blocks(std::span<const BlockId> ordered_blocks);
+
+  // Makes blocks [num_cached_blocks, num_full_blocks) of a request findable. `blocks` are all
+  // blocks of the request and `block_hashes` all its hashes, of hash_block_size() tokens each;
+  // `block_size`, in tokens, may be a multiple of that. Null blocks are skipped, and so is each
+  // block i of the range whose block_mask[i] is 0 (an empty mask skips none). A block that has this
+  // key already stays as it is; another key, or a block that nobody holds, is refused.
+  void cache_full_blocks(std::span<const BlockHash> block_hashes, std::span<const BlockId> blocks,
+                         std::int64_t num_cached_blocks, std::int64_t num_full_blocks,
+                         std::int64_t block_size, GroupId kv_cache_group_id,
+                         std::span<const std::uint8_t> block_mask = {});
+
+  // The cached block of each group, or nullopt unless every group has one. Does not touch them.
+  [[nodiscard]] std::optional<std::vector<BlockId>> get_cached_block(
+      const BlockHash& block_hash, std::span<const GroupId> kv_cache_group_ids) const;
+
+  // The cached blocks of a prefix: from the left up to the first miss, at most `max_num_blocks`.
+  // Does not touch them, so touch() must come before the next get_new_blocks().
+  [[nodiscard]] std::vector<BlockId> find_cached_prefix(std::span<const BlockHash> block_hashes,
+                                                        std::int64_t max_num_blocks,
+                                                        std::int64_t block_size,
+                                                        GroupId kv_cache_group_id) const;
+
+  // Removes blocks from the prefix cache. Who holds them keeps them; free ones keep their place in
+  // the queue. Blocks without a hash are left alone.
+  void evict_blocks(std::span<const BlockId> blocks);
+
+  // Empties the prefix cache, e.g. after a change of weights. False, and no change, while a block
+  // is held. The order of the free queue stays. O(num_gpu_blocks).
+  [[nodiscard]] bool reset_prefix_cache();
+
+  // O(num_gpu_blocks log num_gpu_blocks).
+  [[nodiscard]] BlockPoolDump dump() const;
+
+  // Throws InvariantError if I1 .. I7 do not hold. O(num_gpu_blocks).
+  void check_integrity() const;
+
+ private:
+  [[nodiscard]] KVCacheBlock& at(BlockId block) noexcept { return blocks_[block.index()]; }
+  void check_ids(std::span<const BlockId> blocks) const;
+  void remove_from_cache(KVCacheBlock& block);
+
+  std::vector<KVCacheBlock> blocks_;
+  FreeKVCacheBlockQueue free_block_queue_;
+  BlockHashToBlockMap cached_block_hash_to_block_;
+  bool enable_caching_;
+  std::int32_t hash_block_size_;
+  // Kept between calls of free_blocks(), so that it does not allocate.
+  std::vector<BlockId> unhashed_blocks_;
+  std::vector<BlockId> hashed_blocks_;
+};
+
+}  // namespace paged_kv

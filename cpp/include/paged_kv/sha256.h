@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// SHA-256 (FIPS 180-4) of a whole message. Uses the CPU's SHA instructions where it has them,
+// chosen once at run time; both paths give the same digest.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace paged_kv {
+
+inline constexpr std::size_t kSha256DigestBytes = 32;
+using Sha256Digest = std::array<std::uint8_t, kSha256DigestBytes>;
+
+enum class Sha256Backend { kPortable, kShaNi };
+
+// True if this CPU can run `backend`.
+[[nodiscard]] bool is_supported(Sha256Backend backend) noexcept;
+
+// The fastest supported backend.
+[[nodiscard]] Sha256Backend default_sha256_backend() noexcept;
+
+// Digest of `message`. Cost: one compression per started 64 bytes (plus 9 bytes of padding), no
+// allocation. The overload with a backend needs is_supported(backend).
+[[nodiscard]] Sha256Digest sha256(std::span<const std::uint8_t> message) noexcept;
+[[nodiscard]] Sha256Digest sha256(std::span<const std::uint8_t> message,
+                                  Sha256Backend backend) noexcept;
+
+}  // namespace paged_kv

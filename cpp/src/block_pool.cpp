@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "paged_kv/block_pool.h"
+
+#include "paged_kv/check.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace paged_kv {
+namespace {
+
+// Block 0 is the null block: marked as such, so that it is left out of the queue.
+std::vector<KVCacheBlock> make_blocks(std::int32_t num_blocks) {
+  PAGED_KV_CHECK(num_blocks > 0, "num_gpu_blocks must be positive, got ", num_blocks);
+  std::vector<KVCacheBlock> blocks(static_cast<std::size_t>(num_blocks));
+  for (std::int32_t i = 0; i < num_blocks; ++i) {
+    blocks[static_cast<std::size_t>(i)].block_id = BlockId(i);
+  }
+  blocks[kNullBlockId.index()].is_null = true;
+  return blocks;
+}
+
+}  // namespace
+
+BlockPool::BlockPool(std::int32_t num_gpu_blocks, bool enable_caching, std::int32_t hash_block_size)
+    : blocks_(make_blocks(num_gpu_blocks)),
+      free_block_queue_(blocks_),
+      enable_caching_(enable_caching),
+      hash_block_size_(hash_block_size) {
+  PAGED_KV_CHECK(hash_block_size > 0, "hash_block_size must be positive, got ", hash_block_size);
+  free_block_queue_.remove(kNullBlockId);
+  // Caching a block must not fail half-way for want of memory.
+  if (enable_caching) cached_block_hash_to_block_.reserve(blocks_.size());
+}
+
+double BlockPool::get_usage() const noexcept {
+  const std::int32_t num_usable_blocks = num_gpu_blocks() - 1;
+  if (num_usable_blocks == 0) return 0.0;
+  return 1.0 - static_cast<double>(get_num_free_blocks()) / num_usable_blocks;
+}
+
+std::vector<BlockId> BlockPool::get_new_blocks(std::int64_t num_blocks) {
+  PAGED_KV_CHECK(num_blocks >= 0, "num_blocks must not be negative, got ", num_blocks);
+  PAGED_KV_CHECK_AS(OutOfBlocksError, num_blocks <= get_num_free_blocks(), "Cannot get ",
+                    num_blocks, " free blocks from the pool: ", get_num_free_blocks(), " of ",
+                    num_gpu_blocks() - 1, " are free");
+  std::vector<BlockId> new_blocks(static_cast<std::size_t>(num_blocks));
+  free_block_queue_.popleft_n(new_blocks);
+  for (const BlockId id : new_blocks) {
+    remove_from_cache(at(id));
+    at(id).ref_cnt = 1;
+  }
+  return new_blocks;
+}
+
+void BlockPool::touch(std::span<const BlockId> blocks) {
+  check_ids(blocks);
+  for (const BlockId id : blocks) {
+    KVCacheBlock& block = at(id);
+    if (block.is_null) continue;
+    if (block.ref_cnt == 0) free_block_queue_.remove(id);
+    ++block.ref_cnt;
+  }
+}
+
+void BlockPool::free_blocks(std::span<const BlockId> ordered_blocks) {
+  check_ids(ordered_blocks);
+  unhashed_blocks_.clear();
+  hashed_blocks_.clear();
+  unhashed_blocks_.reserve(ordered_blocks.size());
+  hashed_blocks_.reserve(ordered_blocks.size());
+  for (std::size_t i = 0; i < ordered_blocks.size(); ++i) {
+    KVCacheBlock& block = at(ordered_blocks[i]);
+    if (block.is_null) continue;
+    if (block.ref_cnt == 0) {
+      for (const BlockId freed : ordered_blocks.first(i)) {
+        if (freed != kNullBlockId) ++at(freed).ref_cnt;
+      }
+      PAGED_KV_CHECK(false, "block ", block.block_id, " is freed more often than it is held");
+    }
+    if (--block.ref_cnt > 0) continue;
+    (block.is_hashed() ? hashed_blocks_ : unhashed_blocks_).push_back(block.block_id);
+  }
+  free_block_queue_.prepend_n(unhashed_blocks_);
+  free_block_queue_.append_n(hashed_blocks_);
+}
+
+void BlockPool::cache_full_blocks(std::span<const BlockHash> block_hashes,
+                                  std::span<const BlockId> blocks, std::int64_t num_cached_blocks,
+                                  std::int64_t num_full_blocks, std::int64_t block_size,
+                                  GroupId kv_cache_group_id,
+                                  std::span<const std::uint8_t> block_mask) {
+  PAGED_KV_CHECK(num_cached_blocks >= 0, "num_cached_blocks must not be negative, got ",
+                 num_cached_blocks);
+  PAGED_KV_CHECK(kv_cache_group_id.valid(), "kv_cache_group_id must not be negative, got ",
+                 kv_cache_group_id);
+  const CoarseBlockHashes hashes(block_hashes, hash_block_size_, block_size);
+  if (num_cached_blocks >= num_full_blocks || !enable_caching_) return;
+
+  PAGED_KV_CHECK(num_full_blocks <= static_cast<std::int64_t>(blocks.size()), "num_full_blocks is ",
+                 num_full_blocks, ", but there are ", blocks.size(), " blocks");
+  PAGED_KV_CHECK(num_full_blocks <= hashes.size(), "num_full_blocks is ", num_full_blocks,
+                 ", but the request has hashes for ", hashes.size(), " blocks");
+  PAGED_KV_CHECK(num_full_blocks <= std::numeric_limits<std::int32_t>::max() / block_size,
+                 "a prefix of ", num_full_blocks, " blocks of ", block_size, " tokens is too long");
+  const auto num_new_blocks = static_cast<std::size_t>(num_full_blocks - num_cached_blocks);
+  PAGED_KV_CHECK(block_mask.empty() || block_mask.size() == num_new_blocks,
+                 "block_mask must have one entry for each of the ", num_new_blocks,
+                 " blocks to cache, got ", block_mask.size());
+  const auto new_blocks =
+      blocks.subspan(static_cast<std::size_t>(num_cached_blocks), num_new_blocks);
+  check_ids(new_blocks);
+
+  std::vector<BlockId>& newly_cached = hashed_blocks_;
+  newly_cached.clear();
+  newly_cached.reserve(num_new_blocks);
+  for (std::size_t i = 0; i < num_new_blocks; ++i) {
+    KVCacheBlock& block = at(new_blocks[i]);
+    if (block.is_null || (!block_mask.empty() && block_mask[i] == 0)) continue;
+    const std::int64_t block_idx = num_cached_blocks + static_cast<std::int64_t>(i);
+    const BlockHashWithGroupId key{hashes[block_idx], kv_cache_group_id};
+    if (block.is_hashed() && block.key == key) continue;
+    if (block.ref_cnt == 0 || block.is_hashed()) {
+      for (const BlockId id : newly_cached) remove_from_cache(at(id));
+      PAGED_KV_CHECK(block.ref_cnt > 0, "cannot cache block ", block.block_id, ": nobody holds it");
+      PAGED_KV_CHECK(false, "cannot cache block ", block.block_id,
+                     ": it is cached as another content already");
+    }
+    block.key = key;
+    block.block_hash_num_tokens = static_cast<std::int32_t>((block_idx + 1) * block_size);
+    cached_block_hash_to_block_.insert(key, block.block_id);
+    newly_cached.push_back(block.block_id);
+  }
+}
+
+std::optional<std::vector<BlockId>> BlockPool::get_cached_block(
+    const BlockHash& block_hash, std::span<const GroupId> kv_cache_group_ids) const {
+  std::vector<BlockId> cached_blocks;
+  cached_blocks.reserve(kv_cache_group_ids.size());
+  for (const GroupId group_id : kv_cache_group_ids) {
+    const auto block = cached_block_hash_to_block_.get_one_block({block_hash, group_id});
+    if (!block) return std::nullopt;
+    cached_blocks.push_back(*block);
+  }
+  return cached_blocks;
+}
+
+std::vector<BlockId> BlockPool::find_cached_prefix(std::span<const BlockHash> block_hashes,
+                                                   std::int64_t max_num_blocks,
+                                                   std::int64_t block_size,
+                                                   GroupId kv_cache_group_id) const {
+  const CoarseBlockHashes hashes(block_hashes, hash_block_size_, block_size);
+  const std::int64_t limit = std::min(max_num_blocks, hashes.size());
+  std::vector<BlockId> cached_blocks;
+  for (std::int64_t i = 0; i < limit; ++i) {
+    const auto block = cached_block_hash_to_block_.get_one_block({hashes[i], kv_cache_group_id});
+    if (!block) break;
+    cached_blocks.push_back(*block);
+  }
+  return cached_blocks;
+}
+
+void BlockPool::evict_blocks(std::span<const BlockId> blocks) {
+  check_ids(blocks);
+  for (const BlockId id : blocks) remove_from_cache(at(id));
+}
+
+bool BlockPool::reset_prefix_cache() {
+  if (get_num_free_blocks() != num_gpu_blocks() - 1) return false;
+  cached_block_hash_to_block_.clear();
+  for (KVCacheBlock& block : blocks_) block.reset_hash();
+  return true;
+}
+
+BlockPoolDump BlockPool::dump() const {
+  BlockPoolDump dump;
+  dump.free_order = free_block_queue_.get_all_free_blocks();
+  for (const KVCacheBlock& block : blocks_) {
+    if (block.ref_cnt != 0) dump.ref_counts.emplace(block.block_id, block.ref_cnt);
+  }
+  for (const BlockHashWithGroupId& key : cached_block_hash_to_block_.get_all_keys()) {
+    const std::vector<BlockId> blocks = cached_block_hash_to_block_.get_all_blocks(key);
+    dump.hash_map.emplace(key, std::set<BlockId>(blocks.begin(), blocks.end()));
+  }
+  return dump;
+}
+
+void BlockPool::check_ids(std::span<const BlockId> blocks) const {
+  for (const BlockId id : blocks) {
+    PAGED_KV_CHECK(id.valid() && id.index() < blocks_.size(), "block id must be in [0, ",
+                   blocks_.size(), "), got ", id);
+  }
+}
+
+void BlockPool::remove_from_cache(KVCacheBlock& block) {
+  if (!block.is_hashed()) return;
+  cached_block_hash_to_block_.pop(block.key, block.block_id);
+  block.reset_hash();
+}
+
+void BlockPool::check_integrity() const {
+  free_block_queue_.check_integrity();            // I2
+  cached_block_hash_to_block_.check_integrity();  // I5
+  std::size_t num_hashed_blocks = 0;
+  for (std::size_t i = 0; i < blocks_.size(); ++i) {
+    const KVCacheBlock& block = blocks_[i];
+    PAGED_KV_CHECK_AS(InvariantError, block.block_id.index() == i && block.is_null == (i == 0),
+                      "I1: block ", i, " has id ", block.block_id, ", is_null ", block.is_null);
+    PAGED_KV_CHECK_AS(InvariantError, block.in_free_queue == (block.ref_cnt == 0 && !block.is_null),
+                      "I3: block ", i, " has ref_cnt ", block.ref_cnt, ", in_free_queue ",
+                      block.in_free_queue);
+    PAGED_KV_CHECK_AS(InvariantError, block.ref_cnt >= 0, "I4: block ", i, " has ref_cnt ",
+                      block.ref_cnt);
+    PAGED_KV_CHECK_AS(InvariantError, !block.is_null || (block.ref_cnt == 0 && !block.is_hashed()),
+                      "I7: the null block has ref_cnt ", block.ref_cnt);
+    if (!block.is_hashed()) continue;
+    ++num_hashed_blocks;
+    PAGED_KV_CHECK_AS(InvariantError, enable_caching_, "I7: block ", i,
+                      " has a hash, but caching is off");
+    PAGED_KV_CHECK_AS(InvariantError,
+                      cached_block_hash_to_block_.contain(block.key, block.block_id), "I6: block ",
+                      i, " has a key that the index does not have");
+  }
+  PAGED_KV_CHECK_AS(InvariantError, num_hashed_blocks == cached_block_hash_to_block_.num_entries(),
+                    "I6: ", num_hashed_blocks, " blocks have a hash, the index has ",
+                    cached_block_hash_to_block_.num_entries(), " entries");
+}
+
+}  // namespace paged_kv

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "paged_kv/request_hash.h"
+
+#include "paged_kv/check.h"
+
+#include <algorithm>
+
+namespace paged_kv {
+namespace {
+
+// Appends a key per feature that overlaps [start, end). Returns the next block's first candidate.
+std::int64_t append_mm_keys(std::span<const MultiModalFeature> features, std::int64_t start,
+                            std::int64_t end, std::int64_t mm_idx, ExtraKeys& keys) {
+  const auto num_features = static_cast<std::int64_t>(features.size());
+  for (; mm_idx < num_features; ++mm_idx) {
+    const MultiModalFeature& feature = features[static_cast<std::size_t>(mm_idx)];
+    const std::int64_t feature_end = feature.offset + feature.length;
+    if (feature.offset >= end) break;
+    if (feature_end <= start) continue;
+    keys.push_back({"mm", feature.identifier, feature.offset - start});
+    if (feature_end > end) break;  // it reaches into the next block
+  }
+  return mm_idx;
+}
+
+ExtraKey prompt_embeds_key(const PromptEmbeds& embeds, std::int64_t start, std::int64_t end) {
+  const auto num_bytes = static_cast<std::int64_t>(embeds.rows.size());
+  const std::int64_t begin_byte = std::min(start * embeds.bytes_per_token, num_bytes);
+  const std::int64_t end_byte = std::min(end * embeds.bytes_per_token, num_bytes);
+  const Sha256Digest digest = sha256(embeds.rows.subspan(
+      static_cast<std::size_t>(begin_byte), static_cast<std::size_t>(end_byte - begin_byte)));
+  return {"prompt_embeds", std::vector<std::uint8_t>(digest.begin(), digest.end())};
+}
+
+template <class Token>
+std::vector<BlockHash> hash_blocks(const RequestKeys& request, std::span<const Token> token_ids,
+                                   std::int64_t block_size, std::int64_t first_block,
+                                   const BlockHash& parent) {
+  PAGED_KV_CHECK(block_size > 0, "block_size must be positive, got ", block_size);
+  PAGED_KV_CHECK(first_block >= 0, "first_block must not be negative, got ", first_block);
+  const std::int64_t num_full_blocks = static_cast<std::int64_t>(token_ids.size()) / block_size;
+
+  std::vector<BlockHash> hashes;
+  hashes.reserve(static_cast<std::size_t>(num_full_blocks));
+  BlockHasher hasher;
+  BlockHash previous = parent;
+  std::int64_t mm_idx = 0;
+  for (std::int64_t i = 0; i < num_full_blocks; ++i) {
+    const std::int64_t start = (first_block + i) * block_size;
+    const BlockExtraKeys extra =
+        generate_block_hash_extra_keys(request, start, start + block_size, mm_idx);
+    mm_idx = extra.next_mm_idx;
+    const auto block_tokens = token_ids.subspan(static_cast<std::size_t>(i * block_size),
+                                                static_cast<std::size_t>(block_size));
+    previous = hasher.hash(previous, block_tokens, extra.keys);
+    hashes.push_back(previous);
+  }
+  return hashes;
+}
+
+}  // namespace
+
+BlockExtraKeys generate_block_hash_extra_keys(const RequestKeys& request,
+                                              std::int64_t start_token_idx,
+                                              std::int64_t end_token_idx,
+                                              std::int64_t start_mm_idx) {
+  PAGED_KV_CHECK(start_token_idx >= 0 && end_token_idx >= start_token_idx,
+                 "token range must be ordered and not negative, got [", start_token_idx, ", ",
+                 end_token_idx, ")");
+  const auto num_features = static_cast<std::int64_t>(request.mm_features.size());
+  PAGED_KV_CHECK(start_mm_idx >= -num_features, "start_mm_idx must be at least ", -num_features,
+                 ", got ", start_mm_idx);
+  if (start_mm_idx < 0) start_mm_idx += num_features;
+
+  ExtraKeys keys;
+  if (request.lora) keys.push_back({"lora", request.lora->name, request.lora->path});
+  const std::int64_t next_mm_idx =
+      append_mm_keys(request.mm_features, start_token_idx, end_token_idx, start_mm_idx, keys);
+  if (start_token_idx == 0 && !request.cache_salt.empty()) {
+    keys.push_back({"cache_salt", request.cache_salt});
+  }
+  if (request.prompt_embeds) {
+    keys.push_back(prompt_embeds_key(*request.prompt_embeds, start_token_idx, end_token_idx));
+  }
+  if (keys.empty()) return {std::nullopt, next_mm_idx};
+  return {std::move(keys), next_mm_idx};
+}
+
+std::vector<BlockHash> hash_full_blocks(const RequestKeys& request,
+                                        std::span<const std::int32_t> token_ids,
+                                        std::int64_t block_size, std::int64_t first_block,
+                                        const BlockHash& parent) {
+  return hash_blocks(request, token_ids, block_size, first_block, parent);
+}
+
+std::vector<BlockHash> hash_full_blocks(const RequestKeys& request,
+                                        std::span<const std::int64_t> token_ids,
+                                        std::int64_t block_size, std::int64_t first_block,
+                                        const BlockHash& parent) {
+  return hash_blocks(request, token_ids, block_size, first_block, parent);
+}
+
+}  // namespace paged_kv

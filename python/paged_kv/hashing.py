@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names for the content of full blocks, as the prefix cache uses them.
+
+The hash of a block covers its tokens, the hash of the block before it, and whatever else decides
+the block's KV (adapter, pictures, salt). Equal hashes mean equal prefixes.
+
+Source:
+    vLLM 0.32 v1/core/kv_cache_utils.py.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from paged_kv import _core
+from paged_kv._core import (
+    BlockHashList,
+    generate_block_hash_extra_keys,
+    get_block_hash,
+    get_group_id,
+    make_block_hash_with_group_id,
+    sha256_cbor,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = [
+    "DEFAULT_NONE_HASH_SEED",
+    "NONE_HASH",
+    "BlockHashList",
+    "generate_block_hash_extra_keys",
+    "get_block_hash",
+    "get_group_id",
+    "get_request_block_hasher",
+    "hash_block_tokens",
+    "init_none_hash",
+    "make_block_hash_with_group_id",
+    "sha256_cbor",
+]
+
+DEFAULT_NONE_HASH_SEED = "vllm-none-hash"
+
+NONE_HASH: bytes
+"""Stands for the parent of a first block. Read it as `hashing.NONE_HASH`: it can change."""
+
+
+def init_none_hash(hash_fn: Callable[[Any], bytes] = sha256_cbor) -> None:
+    """Set `NONE_HASH` to the hash of ``$PYTHONHASHSEED``, or of "vllm-none-hash" if that is unset.
+
+    Done once at import. Processes that share cached blocks need the same seed; after a change,
+    blocks that are cached under the old one are no longer found.
+
+    Args:
+        hash_fn: Maps a str to 32 bytes.
+
+    Example:
+        >>> init_none_hash()
+        >>> len(NONE_HASH)
+        32
+    """
+    global NONE_HASH
+    NONE_HASH = hash_fn(os.environ.get("PYTHONHASHSEED", DEFAULT_NONE_HASH_SEED))
+
+
+init_none_hash()
+
+
+def hash_block_tokens(
+    hash_function: Callable[[Any], bytes],
+    parent_block_hash: bytes | None,
+    curr_block_token_ids: Sequence[int],
+    extra_keys: tuple[Any, ...] | None = None,
+) -> bytes:
+    """Hash one full block.
+
+    Args:
+        hash_function: `sha256_cbor` (native), or any function of (parent, tokens, extra keys) that
+            returns 32 bytes.
+        parent_block_hash: Hash of the block before it; None for a first block.
+        curr_block_token_ids: All tokens of the block.
+        extra_keys: See `generate_block_hash_extra_keys`.
+
+    Returns:
+        32 bytes.
+
+    Example:
+        >>> hash_block_tokens(sha256_cbor, None, [1, 2, 3, 4]).hex()[:8]  # without PYTHONHASHSEED
+        '58d0879d'
+    """
+    parent = parent_block_hash or NONE_HASH
+    if hash_function is sha256_cbor:
+        return _core.hash_block_tokens(parent, curr_block_token_ids, extra_keys)
+    return hash_function((parent, tuple(curr_block_token_ids), extra_keys))
+
+
+def get_request_block_hasher(
+    hash_block_size: int, caching_hash_fn: Callable[[Any], bytes] = sha256_cbor
+) -> Callable[[Any], BlockHashList]:
+    """Make a function that hashes the blocks of a request that became full since it last did.
+
+    The request needs `block_hashes` (a `BlockHashList` or list, to which the caller adds what the
+    function returns) and `all_token_ids` (a list or an integer array); `lora_request`,
+    `mm_features`, `cache_salt` and `prompt_embeds` are read where present. The cost is one hash per
+    new full block; tokens of hashed blocks are not looked at.
+
+    Args:
+        hash_block_size: Tokens per block.
+        caching_hash_fn: As in `hash_block_tokens`.
+
+    Raises:
+        ValueError: `hash_block_size` is not positive.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> hasher = get_request_block_hasher(4)
+        >>> request = SimpleNamespace(all_token_ids=list(range(10)), block_hashes=BlockHashList())
+        >>> request.block_hashes.extend(hasher(request))
+        >>> len(request.block_hashes), len(hasher(request))
+        (2, 0)
+    """
+    if hash_block_size <= 0:
+        msg = f"hash_block_size must be positive, got {hash_block_size}"
+        raise ValueError(msg)
+
+    def hash_new_full_blocks(request: Any) -> BlockHashList:
+        num_hashed = len(request.block_hashes)
+        num_full = len(request.all_token_ids) // hash_block_size
+        if num_hashed >= num_full:
+            return BlockHashList()
+        parent = request.block_hashes[-1] if num_hashed else NONE_HASH
+        token_ids = request.all_token_ids[
+            num_hashed * hash_block_size : num_full * hash_block_size
+        ]
+        if caching_hash_fn is sha256_cbor:
+            return _core.hash_full_blocks(request, token_ids, hash_block_size, num_hashed, parent)
+        return _hash_with(caching_hash_fn, request, token_ids, hash_block_size, num_hashed, parent)
+
+    return hash_new_full_blocks
+
+
+def _hash_with(
+    hash_function: Callable[[Any], bytes],
+    request: Any,
+    token_ids: Sequence[int],
+    block_size: int,
+    first_block: int,
+    parent: bytes,
+) -> BlockHashList:
+    """Do what `_core.hash_full_blocks` does, with another hash function."""
+    hashes = BlockHashList()
+    mm_idx = 0
+    for begin in range(0, len(token_ids), block_size):
+        start = first_block * block_size + begin
+        extra_keys, mm_idx = generate_block_hash_extra_keys(
+            request, start, start + block_size, mm_idx
+        )
+        tokens = [int(token) for token in token_ids[begin : begin + block_size]]
+        parent = hash_block_tokens(hash_function, parent, tokens, extra_keys)
+        hashes.append(parent)
+    return hashes
