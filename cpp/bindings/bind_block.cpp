@@ -105,8 +105,11 @@ Source:
           "reset_hash", [](const BlockHandle& self) { self.own_block().reset_hash(); },
           "Forget the name of the block's content.")
       .def(
-          "__eq__", [](const BlockHandle& self, const BlockHandle& other) { return self == other; },
-          py::arg("other"), py::is_operator())
+          "__eq__",
+          [](const BlockHandle& self, const py::object& other) {
+            return py::isinstance<BlockHandle>(other) && self == other.cast<const BlockHandle&>();
+          },
+          py::arg("other"))
       .def("__hash__", [](const BlockHandle& self) { return self.block().block_id.value(); })
       .def("__repr__", &repr);
 }

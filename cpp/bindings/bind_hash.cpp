@@ -113,7 +113,7 @@ Example:
     >>> len(hashes), hashes[-1][-1:]
     (2, b'x')
 )")
-      .def(py::init([](const py::iterable& hashes) {
+      .def(py::init([](const HashesObject& hashes) {
              const BlockHashesArg arg(hashes);
              return BlockHashList{{arg.span().begin(), arg.span().end()}};
            }),
@@ -123,7 +123,7 @@ Example:
           py::arg("block_hash"))
       .def(
           "extend",
-          [](BlockHashList& self, const py::iterable& hashes) {
+          [](BlockHashList& self, const HashesObject& hashes) {
             const BlockHashesArg arg(hashes);
             // A copy, because the list may be extended by itself.
             const std::vector<BlockHash> more(arg.span().begin(), arg.span().end());
@@ -157,10 +157,11 @@ Example:
           py::keep_alive<0, 1>())
       .def(
           "__eq__",
-          [](const BlockHashList& self, const BlockHashList& other) {
-            return self.hashes == other.hashes;
+          [](const BlockHashList& self, const py::object& other) {
+            return py::isinstance<BlockHashList>(other) &&
+                   self.hashes == other.cast<const BlockHashList&>().hashes;
           },
-          py::arg("other"), py::is_operator())
+          py::arg("other"))
       .def("__repr__", [](const BlockHashList& self) {
         return concat("BlockHashList(", self.hashes.size(), " hashes)");
       });
@@ -202,7 +203,7 @@ Example:
 )");
   m.def(
       "hash_block_tokens",
-      [](const BlockHash& parent, const py::object& token_ids, const ExtraKeysArg& extra_keys) {
+      [](const BlockHash& parent, const TokenIdsObject& token_ids, const ExtraKeysArg& extra_keys) {
         return with_token_ids(token_ids, [&](auto tokens) {
           return BlockHasher().hash(parent, tokens, to_extra_keys(extra_keys));
         });
@@ -215,7 +216,10 @@ Example:
          std::int64_t start_mm_idx) {
         const BlockExtraKeys extra = generate_block_hash_extra_keys(
             RequestKeysArg(request).keys(), start_token_idx, end_token_idx, start_mm_idx);
-        return py::make_tuple(from_extra_keys(extra.keys), extra.next_mm_idx);
+        return py::typing::Tuple<py::typing::Optional<py::typing::Tuple<
+                                     py::typing::Tuple<py::object, py::ellipsis>, py::ellipsis>>,
+                                 py::int_>(
+            py::make_tuple(from_extra_keys(extra.keys), extra.next_mm_idx));
       },
       py::arg("request"), py::arg("start_token_idx").noconvert(),
       py::arg("end_token_idx").noconvert(), py::arg("start_mm_idx").noconvert(),
@@ -238,7 +242,7 @@ Source:
 )");
   m.def(
       "hash_full_blocks",
-      [](const py::object& request, const py::object& token_ids, std::int64_t block_size,
+      [](const py::object& request, const TokenIdsObject& token_ids, std::int64_t block_size,
          std::int64_t first_block, const BlockHash& parent) {
         const RequestKeysArg keys(request);
         return with_token_ids(token_ids, [&](auto tokens) {

@@ -33,7 +33,13 @@ std::vector<std::uint8_t> to_mask(const std::optional<std::vector<bool>>& mask) 
   return {mask->begin(), mask->end()};
 }
 
-py::tuple to_python(const BlockPoolDump& dump) {
+using IdList = py::typing::List<py::int_>;
+using DumpTuple = py::typing::Tuple<IdList, py::typing::Dict<py::int_, py::int_>,
+                                    py::typing::Dict<py::str, IdList>>;
+using IdTuple = py::typing::Tuple<IdList, py::ellipsis>;
+using BlockTuple = py::typing::Tuple<py::typing::List<BlockHandle>, py::ellipsis>;
+
+DumpTuple to_python(const BlockPoolDump& dump) {
   py::list free_order;
   for (const BlockId id : dump.free_order) free_order.append(id.value());
   py::dict ref_counts;
@@ -162,14 +168,14 @@ Raises:
           "The cached block of each group, or None unless every group has one.")
       .def(
           "find_cached_prefix",
-          [](const BlockPool& self, const py::object& block_hashes, std::int64_t max_num_blocks,
+          [](const BlockPool& self, const HashesObject& block_hashes, std::int64_t max_num_blocks,
              GroupId kv_cache_group_id, std::optional<std::int64_t> block_size) {
             return to_array(self.find_cached_prefix(
                 BlockHashesArg(block_hashes).span(), max_num_blocks,
                 block_size.value_or(self.hash_block_size()), kv_cache_group_id));
           },
           py::arg("block_hashes"), py::arg("max_num_blocks").noconvert(),
-          py::arg("kv_cache_group_id") = GroupId(0), py::arg("block_size") = py::none(),
+          py::arg("kv_cache_group_id") = GroupId(0), py::arg("block_size").noconvert() = py::none(),
           R"(Ids of the cached blocks of a prefix, from the left up to the first miss.
 
 Args:
@@ -260,7 +266,7 @@ std::vector<int> ids_of(const BlocksOfStorage& self, std::span<const BlockId> po
   return ids;
 }
 
-py::object get_block_ids(const BlocksOfStorage& self, bool allow_none) {
+py::typing::Optional<IdTuple> get_block_ids(const BlocksOfStorage& self, bool allow_none) {
   const auto& groups = self.blocks.block_ids;
   if (allow_none && std::ranges::all_of(groups, [](const auto& ids) { return ids.empty(); })) {
     return py::none();
@@ -270,7 +276,7 @@ py::object get_block_ids(const BlocksOfStorage& self, bool allow_none) {
   return result;
 }
 
-py::tuple get_blocks(const BlocksOfStorage& self) {
+BlockTuple get_blocks(const BlocksOfStorage& self) {
   py::tuple result(self.blocks.block_ids.size());
   for (std::size_t i = 0; i < result.size(); ++i) {
     std::vector<BlockHandle> handles;

@@ -10,7 +10,19 @@
 #include <span>
 #include <vector>
 
+#include <pybind11/typing.h>
+
 namespace paged_kv::bindings {
+
+inline int is_any_object(PyObject* object) { return object != nullptr ? 1 : 0; }
+
+// Arguments that are read below; types of their own, so that the stub can name what is accepted.
+class HashesObject : public py::object {
+  PYBIND11_OBJECT_DEFAULT(HashesObject, py::object, is_any_object)
+};
+class TokenIdsObject : public py::object {
+  PYBIND11_OBJECT_DEFAULT(TokenIdsObject, py::object, is_any_object)
+};
 
 // A list of block hashes that lives in C++.
 struct BlockHashList {
@@ -42,7 +54,7 @@ class BlockHashesArg {
 // Calls `use` with the token ids as a span of int32 or int64: a contiguous array of one of these
 // types as it is, any other sequence of ints as a copy.
 template <class Use>
-auto with_token_ids(const py::object& source, Use use) {
+auto with_token_ids(const TokenIdsObject& source, Use use) {
   const auto is_buffer_of = [&]<class T>(T) {
     return py::isinstance<py::array_t<T, py::array::c_style>>(source) &&
            py::reinterpret_borrow<py::array>(source).ndim() == 1;
@@ -67,3 +79,18 @@ auto with_token_ids(const py::object& source, Use use) {
 }
 
 }  // namespace paged_kv::bindings
+
+namespace pybind11::detail {
+
+template <>
+struct handle_type_name<paged_kv::bindings::HashesObject> {
+  static constexpr auto name = const_name("collections.abc.Iterable[bytes]");
+};
+
+template <>
+struct handle_type_name<paged_kv::bindings::TokenIdsObject> {
+  static constexpr auto name =
+      const_name("collections.abc.Sequence[int] | numpy.typing.NDArray[numpy.integer]");
+};
+
+}  // namespace pybind11::detail

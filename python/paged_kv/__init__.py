@@ -3,6 +3,44 @@
 
 from __future__ import annotations
 
-from paged_kv._core import InvariantError, OutOfBlocksError, __version__
+from paged_kv._core import (
+    BlockHashList,
+    BlockHashToBlockMap,
+    BlockPool,
+    FreeKVCacheBlockQueue,
+    InvariantError,
+    KVCacheBlock,
+    KVCacheBlocks,
+    OutOfBlocksError,
+    __version__,
+)
+from paged_kv.hashing import (
+    generate_block_hash_extra_keys,
+    get_block_hash,
+    get_group_id,
+    get_request_block_hasher,
+    hash_block_tokens,
+    init_none_hash,
+    make_block_hash_with_group_id,
+    sha256_cbor,
+)
 
-__all__ = ["InvariantError", "OutOfBlocksError", "__version__"]
+__all__ = [
+    "BlockHashList",
+    "BlockHashToBlockMap",
+    "BlockPool",
+    "FreeKVCacheBlockQueue",
+    "InvariantError",
+    "KVCacheBlock",
+    "KVCacheBlocks",
+    "OutOfBlocksError",
+    "__version__",
+    "generate_block_hash_extra_keys",
+    "get_block_hash",
+    "get_group_id",
+    "get_request_block_hasher",
+    "hash_block_tokens",
+    "init_none_hash",
+    "make_block_hash_with_group_id",
+    "sha256_cbor",
+]

@@ -11,7 +11,7 @@ Source:
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from paged_kv import _core
 from paged_kv._core import (
@@ -30,6 +30,7 @@ __all__ = [
     "DEFAULT_NONE_HASH_SEED",
     "NONE_HASH",
     "BlockHashList",
+    "HashedRequest",
     "generate_block_hash_extra_keys",
     "get_block_hash",
     "get_group_id",
@@ -39,6 +40,19 @@ __all__ = [
     "make_block_hash_with_group_id",
     "sha256_cbor",
 ]
+
+
+class HashedRequest(Protocol):
+    """What a request must have for its blocks to be hashed."""
+
+    @property
+    def all_token_ids(self) -> Sequence[int]:
+        """Prompt and output tokens: a list or an integer array."""
+
+    @property
+    def block_hashes(self) -> BlockHashList | Sequence[bytes]:
+        """Hashes of its first full blocks."""
+
 
 DEFAULT_NONE_HASH_SEED = "vllm-none-hash"
 
@@ -97,12 +111,11 @@ def hash_block_tokens(
 
 def get_request_block_hasher(
     hash_block_size: int, caching_hash_fn: Callable[[Any], bytes] = sha256_cbor
-) -> Callable[[Any], BlockHashList]:
+) -> Callable[[HashedRequest], BlockHashList]:
     """Make a function that hashes the blocks of a request that became full since it last did.
 
-    The request needs `block_hashes` (a `BlockHashList` or list, to which the caller adds what the
-    function returns) and `all_token_ids` (a list or an integer array); `lora_request`,
-    `mm_features`, `cache_salt` and `prompt_embeds` are read where present. The cost is one hash per
+    The caller adds what the function returns to the request's `block_hashes`. `lora_request`,
+    `mm_features`, `cache_salt` and `prompt_embeds` of the request are read where present. The cost is one hash per
     new full block; tokens of hashed blocks are not looked at.
 
     Args:
@@ -124,15 +137,13 @@ def get_request_block_hasher(
         msg = f"hash_block_size must be positive, got {hash_block_size}"
         raise ValueError(msg)
 
-    def hash_new_full_blocks(request: Any) -> BlockHashList:
+    def hash_new_full_blocks(request: HashedRequest) -> BlockHashList:
         num_hashed = len(request.block_hashes)
         num_full = len(request.all_token_ids) // hash_block_size
         if num_hashed >= num_full:
             return BlockHashList()
         parent = request.block_hashes[-1] if num_hashed else NONE_HASH
-        token_ids = request.all_token_ids[
-            num_hashed * hash_block_size : num_full * hash_block_size
-        ]
+        token_ids = request.all_token_ids[num_hashed * hash_block_size : num_full * hash_block_size]
         if caching_hash_fn is sha256_cbor:
             return _core.hash_full_blocks(request, token_ids, hash_block_size, num_hashed, parent)
         return _hash_with(caching_hash_fn, request, token_ids, hash_block_size, num_hashed, parent)
@@ -142,7 +153,7 @@ def get_request_block_hasher(
 
 def _hash_with(
     hash_function: Callable[[Any], bytes],
-    request: Any,
+    request: HashedRequest,
     token_ids: Sequence[int],
     block_size: int,
     first_block: int,

@@ -1,0 +1,443 @@
+"""
+Host core of paged_kv: block pool, prefix cache and block tables.
+"""
+from __future__ import annotations
+import collections.abc
+import numpy
+import numpy.typing
+import typing
+__all__: list[str] = ['BlockHashList', 'BlockHashToBlockMap', 'BlockPool', 'FreeKVCacheBlockQueue', 'InvariantError', 'KVCacheBlock', 'KVCacheBlocks', 'OutOfBlocksError', 'generate_block_hash_extra_keys', 'get_block_hash', 'get_group_id', 'hash_block_tokens', 'hash_full_blocks', 'make_block_hash_with_group_id', 'sha256_cbor']
+class OutOfBlocksError(ValueError):
+    pass
+class InvariantError(AssertionError):
+    pass
+class BlockHashList:
+    """
+    The block hashes of a request, in one buffer.
+    
+    Behaves like a list of ``bytes``. `BlockPool` reads it without a copy, so it is what a request
+    should keep its hashes in.
+    
+    Example:
+        >>> hashes = BlockHashList([bytes(32)])
+        >>> hashes.append(bytes(31) + b"x")
+        >>> len(hashes), hashes[-1][-1:]
+        (2, b'x')
+    """
+    __hash__: typing.ClassVar[None] = None
+    def __eq__(self, other: typing.Any) -> bool:
+        ...
+    @typing.overload
+    def __getitem__(self, index: int) -> bytes:
+        ...
+    @typing.overload
+    def __getitem__(self, index: slice) -> BlockHashList:
+        ...
+    def __init__(self, hashes: collections.abc.Iterable[bytes] = ()) -> None:
+        ...
+    def __iter__(self) -> collections.abc.Iterator[bytes]:
+        ...
+    def __len__(self) -> int:
+        ...
+    def __repr__(self) -> str:
+        ...
+    def append(self, block_hash: bytes) -> None:
+        ...
+    def extend(self, block_hashes: collections.abc.Iterable[bytes]) -> None:
+        ...
+    def truncate(self, num_hashes: int) -> None:
+        """
+        Drop all but the first `num_hashes`, e.g. from an edited block on.
+        """
+class KVCacheBlock:
+    """
+    Metadata of one block of the KV cache.
+    
+    A light handle to a place in a pool's (or queue's) storage, which it keeps alive. Two handles are
+    equal if they are of the same place. The blocks of a `BlockPool` change through the pool alone.
+    
+    Source:
+        vLLM 0.32 v1/core/kv_cache_utils.py::KVCacheBlock.
+    """
+    def __eq__(self, other: typing.Any) -> bool:
+        ...
+    def __hash__(self) -> int:
+        ...
+    def __init__(self, block_id: int) -> None:
+        ...
+    def __repr__(self) -> str:
+        ...
+    def reset_hash(self) -> None:
+        """
+        Forget the name of the block's content.
+        """
+    def set_block_hash(self, block_hash: bytes, num_tokens: int) -> None:
+        """
+        Name the block's content. Refused if it has a name, or belongs to a pool.
+        """
+    @property
+    def block_hash(self) -> bytes | None:
+        """
+        Key in the prefix cache (hash and group id), None while the block is not in it.
+        """
+    @property
+    def block_hash_num_tokens(self) -> int | None:
+        """
+        Tokens of the prefix that `block_hash` names.
+        """
+    @property
+    def block_id(self) -> int:
+        ...
+    @property
+    def is_null(self) -> bool:
+        ...
+    @property
+    def next_free_block(self) -> KVCacheBlock | None:
+        """
+        The block after it in its free queue, None at the back.
+        """
+    @property
+    def prev_free_block(self) -> KVCacheBlock | None:
+        """
+        The block before it in its free queue, None at the front.
+        """
+    @property
+    def ref_cnt(self) -> int:
+        ...
+class FreeKVCacheBlockQueue:
+    """
+    Free blocks in the order of their reuse: a linked list through the blocks.
+    
+    The blocks must not belong to a pool or another queue; the queue becomes their owner. `BlockPool`
+    has one of these inside.
+    
+    Raises:
+        ValueError: a block that is not (or already) in the queue, or more blocks asked for than there
+            are. The queue is then unchanged.
+    
+    Source:
+        vLLM 0.32 v1/core/kv_cache_utils.py::FreeKVCacheBlockQueue.
+    
+    Example:
+        >>> queue = FreeKVCacheBlockQueue([KVCacheBlock(i) for i in range(4)])
+        >>> first = queue.popleft()
+        >>> queue.append(first)
+        >>> [block.block_id for block in queue.get_all_free_blocks()]
+        [1, 2, 3, 0]
+    """
+    def __init__(self, blocks: collections.abc.Sequence[KVCacheBlock]) -> None:
+        ...
+    def append(self, block: KVCacheBlock) -> None:
+        """
+        Put a block to the back. O(1).
+        """
+    def append_n(self, blocks: collections.abc.Sequence[KVCacheBlock]) -> None:
+        """
+        Put blocks to the back, in order. O(n).
+        """
+    def check_integrity(self) -> None:
+        """
+        Raise InvariantError if the links are inconsistent. O(n), for tests.
+        """
+    def get_all_free_blocks(self) -> list[KVCacheBlock]:
+        """
+        All blocks of the queue, in order. O(n), for tests.
+        """
+    def popleft(self) -> KVCacheBlock:
+        """
+        Take the first block. O(1).
+        """
+    def popleft_n(self, n: int) -> list[KVCacheBlock]:
+        """
+        Take the first `n` blocks, in order. O(n).
+        """
+    def prepend_n(self, blocks: collections.abc.Sequence[KVCacheBlock]) -> None:
+        """
+        Put blocks to the front; blocks[0] is the next to be taken. O(n).
+        """
+    def remove(self, block: KVCacheBlock) -> None:
+        """
+        Take a block out of the middle. O(1).
+        """
+    @property
+    def num_free_blocks(self) -> int:
+        ...
+class BlockHashToBlockMap:
+    """
+    Prefix-cache index: key -> the blocks that hold this content.
+    
+    Several blocks may share a key; a lookup gives the one inserted first. `BlockPool` has one of these
+    inside. Keys are made by `make_block_hash_with_group_id`. All methods are O(1).
+    
+    Source:
+        vLLM 0.32 v1/core/block_pool.py::BlockHashToBlockMap.
+    """
+    def __init__(self) -> None:
+        ...
+    def __len__(self) -> int:
+        """
+        Number of distinct keys.
+        """
+    def contain(self, key: bytes, block_id: int) -> bool:
+        """
+        True if the block is there under `key`.
+        """
+    def get_one_block(self, key: bytes) -> KVCacheBlock | None:
+        """
+        The first inserted block with `key`, or None.
+        """
+    def insert(self, key: bytes, block: KVCacheBlock) -> None:
+        """
+        Add a block behind the others with `key`.
+        """
+    def pop(self, key: bytes, block_id: int) -> KVCacheBlock | None:
+        """
+        Remove one block from `key` and return it; None, and no change, if it is not there.
+        """
+class BlockPool:
+    """
+    Hands out blocks, counts their holders, and finds full blocks again by their content.
+    
+    Args:
+        num_gpu_blocks: Number of blocks, including block 0, the null block, which is never handed out.
+        enable_caching: Whether full blocks can be found again.
+        hash_block_size: Tokens that one block hash of a request covers.
+    
+    Methods that take blocks accept an iterable of `KVCacheBlock` or of ids, or an int32 or int64 array
+    of ids. All cost O(1) per block. A call that raises changes nothing.
+    
+    Source:
+        vLLM 0.32 v1/core/block_pool.py::BlockPool.
+    
+    Example:
+        >>> pool = BlockPool(num_gpu_blocks=11, enable_caching=True, hash_block_size=16)
+        >>> blocks = pool.get_new_blocks(2)
+        >>> [block.block_id for block in blocks], pool.get_num_free_blocks()
+        ([1, 2], 8)
+        >>> pool.free_blocks(reversed(blocks))
+    """
+    def __init__(self, num_gpu_blocks: int, enable_caching: bool, hash_block_size: int) -> None:
+        ...
+    def cache_full_blocks(self, request: typing.Any, blocks: collections.abc.Iterable[KVCacheBlock] | collections.abc.Iterable[int], num_cached_blocks: int, num_full_blocks: int, block_size: int, kv_cache_group_id: int, block_mask: collections.abc.Sequence[bool] | None = None) -> None:
+        """
+        Make blocks [num_cached_blocks, num_full_blocks) of a request findable.
+        
+        Args:
+            request: An object with `.block_hashes`, or a `BlockHashList` (not copied). One hash for every
+                `hash_block_size` tokens.
+            blocks: All blocks of the request.
+            num_cached_blocks: Blocks that are cached already.
+            num_full_blocks: Blocks that are full.
+            block_size: Tokens per block: `hash_block_size`, or a multiple.
+            kv_cache_group_id: Group of layers to which the blocks belong.
+            block_mask: One bool for each block of the range; False leaves the block out.
+        
+        Null blocks are skipped; a block cached under the same key stays as it is. Without caching nothing
+        happens.
+        
+        Raises:
+            ValueError: a block that nobody holds or that is cached as another content, or counts that do
+                not fit. Nothing has changed.
+        """
+    def check_integrity(self) -> None:
+        """
+        Raise InvariantError if the state is inconsistent. O(num_gpu_blocks), for tests.
+        """
+    def dump(self) -> tuple[list[int], dict[int, int], dict[str, list[int]]]:
+        """
+        The whole state: (free ids in order, {id: ref_cnt} where not 0, {hex key: sorted ids}).
+        """
+    def evict_blocks(self, block_ids: collections.abc.Iterable[KVCacheBlock] | collections.abc.Iterable[int]) -> None:
+        """
+        Remove blocks from the prefix cache; holders and queue positions stay.
+        """
+    def find_cached_prefix(self, block_hashes: collections.abc.Iterable[bytes], max_num_blocks: int, kv_cache_group_id: int = 0, block_size: int | None = None) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        Ids of the cached blocks of a prefix, from the left up to the first miss.
+        
+        Args:
+            block_hashes: A `BlockHashList` (not copied) or an iterable of bytes.
+            max_num_blocks: Look no further. A request must compute its last token itself, so this is at
+                most (num_tokens - 1) // block_size.
+            kv_cache_group_id: Group of layers to look in.
+            block_size: Tokens per block, a multiple of `hash_block_size`. Default: the same.
+        
+        Returns:
+            int32 array. The blocks are not held yet: `touch` them before the next `get_new_blocks`.
+        """
+    def free_blocks(self, ordered_blocks: collections.abc.Iterable[KVCacheBlock] | collections.abc.Iterable[int]) -> None:
+        """
+        One holder less for each block.
+        
+        Blocks that nobody holds any more become free: those without a hash to the front of the queue,
+        those with one to its back, both in the given order. So a request's blocks should be given last
+        block first: then a cached prefix is lost from its end.
+        
+        Raises:
+            ValueError: an unknown block, or one freed more often than it is held. Nothing has changed.
+        """
+    def get_cached_block(self, block_hash: bytes, kv_cache_group_ids: collections.abc.Sequence[int]) -> list[KVCacheBlock] | None:
+        """
+        The cached block of each group, or None unless every group has one.
+        """
+    def get_new_block_ids(self, num_blocks: int) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        `get_new_blocks`, as an int32 array of ids.
+        """
+    def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
+        """
+        Take blocks from the front of the free queue.
+        
+        What they held leaves the prefix cache; each has ref_cnt 1 afterwards.
+        
+        Raises:
+            OutOfBlocksError: fewer than `num_blocks` are free. Nothing has changed.
+        """
+    def get_num_free_blocks(self) -> int:
+        ...
+    def get_usage(self) -> float:
+        """
+        Share of the blocks, without the null block, that is held: 0.0 .. 1.0.
+        """
+    def reset_prefix_cache(self) -> bool:
+        """
+        Empty the prefix cache. False, and no change, while any block is held.
+        """
+    def touch(self, blocks: collections.abc.Iterable[KVCacheBlock] | collections.abc.Iterable[int]) -> None:
+        """
+        One more holder for each block; a free one leaves the queue and keeps its content.
+        """
+    @property
+    def blocks(self) -> list[KVCacheBlock]:
+        """
+        All blocks by id. O(num_gpu_blocks), for tests.
+        """
+    @property
+    def enable_caching(self) -> bool:
+        ...
+    @property
+    def hash_block_size(self) -> int:
+        """
+        Tokens that one block hash of a request covers.
+        """
+    @property
+    def null_block(self) -> KVCacheBlock:
+        """
+        Block 0, which stands in tables where nothing is held.
+        """
+    @property
+    def num_gpu_blocks(self) -> int:
+        """
+        Number of blocks, the null block included.
+        """
+class KVCacheBlocks:
+    """
+    The blocks of one request: ``blocks[g][i]`` is block i of group g.
+    
+    All blocks must be of one pool.
+    
+    Source:
+        vLLM 0.32 v1/core/kv_cache_manager.py::KVCacheBlocks.
+    
+    Example:
+        >>> pool = BlockPool(8, False, 16)
+        >>> held = KVCacheBlocks((pool.get_new_blocks(2),)) + KVCacheBlocks((pool.get_new_blocks(1),))
+        >>> held.get_block_ids()
+        ([1, 2, 3],)
+    """
+    def __add__(self, other: KVCacheBlocks) -> KVCacheBlocks:
+        """
+        Group by group, these blocks and then the others.
+        """
+    def __init__(self, blocks: collections.abc.Sequence[collections.abc.Sequence[KVCacheBlock]]) -> None:
+        ...
+    def __repr__(self) -> str:
+        ...
+    def get_block_ids(self, allow_none: bool = False) -> tuple[list[int], ...] | None:
+        """
+        The ids, as a tuple of lists; with `allow_none`, None if there are no blocks at all.
+        """
+    def get_unhashed_block_ids(self) -> list[int]:
+        """
+        Ids of the only group's blocks that are not in the prefix cache.
+        """
+    def new_empty(self) -> KVCacheBlocks:
+        """
+        As many groups, without blocks.
+        """
+    @property
+    def blocks(self) -> tuple[list[KVCacheBlock], ...]:
+        """
+        A tuple with one list of blocks a group.
+        """
+def generate_block_hash_extra_keys(request: typing.Any, start_token_idx: int, end_token_idx: int, start_mm_idx: int) -> tuple[tuple[tuple[typing.Any, ...], ...] | None, int]:
+    """
+    What besides its tokens goes into the hash of a block.
+    
+    Args:
+        request: Any object; `lora_request`, `mm_features`, `cache_salt` and `prompt_embeds` are read
+            where present, with vLLM's fields.
+        start_token_idx: First token of the block.
+        end_token_idx: One past its last token.
+        start_mm_idx: First multimodal feature to look at; negative counts from the end.
+    
+    Returns:
+        (keys, next_mm_idx): `keys` is None, or a tuple of ("lora", name, path),
+        ("mm", identifier, offset in the block), ("cache_salt", salt) for the first block, and
+        ("prompt_embeds", sha256 of the rows), in this order.
+    
+    Source:
+        vLLM 0.32 v1/core/kv_cache_utils.py::generate_block_hash_extra_keys.
+    """
+def get_block_hash(key: bytes) -> bytes:
+    """
+    The hash in a key of the prefix cache.
+    """
+def get_group_id(key: bytes) -> int:
+    """
+    The group id in a key of the prefix cache.
+    """
+def hash_block_tokens(parent: bytes, token_ids: collections.abc.Sequence[int] | numpy.typing.NDArray[numpy.integer], extra_keys: collections.abc.Sequence[collections.abc.Sequence[bytes | str | int]] | None = None) -> bytes:
+    """
+    sha256_cbor((parent, token_ids, extra_keys)); see paged_kv.hashing.hash_block_tokens.
+    """
+def hash_full_blocks(request: typing.Any, token_ids: collections.abc.Sequence[int] | numpy.typing.NDArray[numpy.integer], block_size: int, first_block: int, parent: bytes) -> BlockHashList:
+    """
+    Hashes of a request's full blocks, from block `first_block` on.
+    
+    Args:
+        request: Where the extra keys come from, as in `generate_block_hash_extra_keys`.
+        token_ids: The tokens from block `first_block` on: an int32 or int64 array (not copied), or a
+            sequence of ints.
+        block_size: Tokens per block.
+        first_block: Index of the first block in the request.
+        parent: Hash of the block before it; `paged_kv.hashing.NONE_HASH` for block 0.
+    
+    Returns:
+        One hash for each full block; a partial last block has none.
+    
+    Source:
+        vLLM 0.32 v1/core/kv_cache_utils.py::get_request_block_hasher.
+    """
+def make_block_hash_with_group_id(block_hash: bytes, group_id: int) -> bytes:
+    """
+    Key of the prefix cache: the hash, then the group id as 4 big-endian bytes.
+    """
+def sha256_cbor(value: typing.Any) -> bytes:
+    """
+    SHA-256 of the canonical CBOR encoding of `value`.
+    
+    Args:
+        value: None, int of 64 bits, str, bytes, or a tuple or list of these.
+    
+    Raises:
+        TypeError: another type.
+    
+    Source:
+        vLLM 0.32 utils/hashing.py::sha256_cbor.
+    
+    Example:
+        >>> sha256_cbor("vllm-none-hash").hex()[:8]
+        '9bd96a48'
+    """
+__version__: str = '0.1.0'
