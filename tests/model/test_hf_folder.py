@@ -72,7 +72,7 @@ class TestTokenizer:
     @pytest.mark.parametrize("flags", [{}, {"add_bos_token": True}, {"add_bos_token": False}])
     @pytest.mark.parametrize("in_file", [True, False])
     def test_bos_rule_equals_transformers(self, folder, flags, in_file):
-        """The rule in tokenizer.json holds unless tokenizer_config.json has one."""
+        """The rule is the one in tokenizer.json; the flags beside it decide nothing."""
         if in_file:
             rule = {
                 "type": "TemplateProcessing",

@@ -51,7 +51,7 @@ def test_dtype(folder, dtype):
         load_model(folder, dtype=dtype)
 
 
-@pytest.mark.parametrize("name", ["/no/such/folder", "no/such/thing.gguf", "no such", "", "a/b/c"])
+@pytest.mark.parametrize("name", ["/no/such/folder", "no/such/thing.gguf", "no such", "a/b/c"])
 def test_nothing_of_that_name(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
@@ -130,3 +130,8 @@ def test_hub_id_without_the_library(monkeypatch):
     _hide(monkeypatch, "huggingface_hub")
     with pytest.raises(ValueError, match=r"org/name: no such folder.*pip install huggingface_hub"):
         load_model("org/name")
+
+
+def test_empty_name():
+    with pytest.raises(ValueError, match="model is an empty string"):
+        load_model("")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from paged_kv.models.gguf import CONTROL_TOKEN_TYPE, eos_token_ids
 from paged_kv.models.optional import import_optional
-from paged_kv.models.tokenizer import Tokenizer, set_special_token_rule
+from paged_kv.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from paged_kv.models.gguf_file import GgufFile
@@ -182,8 +182,12 @@ def _set_rule(
         (tokens[token_id], token_id) if wanted[key] and (token_id := ids[key]) is not None else None
         for key in ("bos_token", "eos_token")
     )
-    if bos or eos:
-        set_special_token_rule(backend, bos=bos, eos=eos)
+    pieces = [bos[0] if bos else None, "$A", eos[0] if eos else None]
+    tokenizers = import_optional("tokenizers", "to build a tokenizer")
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        single=[piece for piece in pieces if piece is not None],
+        special_tokens=list({token for token in (bos, eos) if token is not None}),
+    )
 
 
 def _token_id(metadata: dict[str, Any], key: str, tokens: list[str]) -> int | None:

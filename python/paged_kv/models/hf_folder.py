@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from paged_kv.models.hf_config import config_from_hf, token_ids
 from paged_kv.models.optional import import_optional
 from paged_kv.models.safetensors_source import read_json
-from paged_kv.models.tokenizer import Tokenizer, set_special_token_rule
+from paged_kv.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,10 +47,10 @@ def read_hf_config(folder: Path) -> ModelConfig:
 
 
 def read_hf_tokenizer(folder: Path, config: ModelConfig) -> Tokenizer | None:
-    """Read ``tokenizer.json`` with the rules of ``tokenizer_config.json``.
+    """Read ``tokenizer.json``, and ``tokenizer_config.json`` for the special tokens' names.
 
-    The BOS rule is the one in ``tokenizer.json``, unless ``tokenizer_config.json`` has
-    ``add_bos_token`` or ``add_eos_token``, which then decide. The chat template comes from
+    The BOS rule is the one in ``tokenizer.json``; ``add_bos_token`` in ``tokenizer_config.json`` is
+    for tokenizers without that file and decides nothing. The chat template comes from
     ``chat_template.jinja``, else from ``tokenizer_config.json`` (the one named ``default`` if there
     are several).
 
@@ -66,7 +66,7 @@ def read_hf_tokenizer(folder: Path, config: ModelConfig) -> Tokenizer | None:
         ValueError: a file is corrupt; the message names it.
 
     Source:
-        transformers 5 tokenization_utils_tokenizers.py (which rule wins).
+        transformers 5 tokenization_utils_base.py (which rule wins).
     """
     path = folder / "tokenizer.json"
     if not path.is_file():
@@ -84,12 +84,6 @@ def read_hf_tokenizer(folder: Path, config: ModelConfig) -> Tokenizer | None:
         key: text for key in _SPECIAL_TOKEN_KEYS if (text := _token_text(settings.get(key)))
     }
     ids = {key: backend.token_to_id(text) for key, text in special_tokens.items()}
-    if "add_bos_token" in settings or "add_eos_token" in settings:
-        set_special_token_rule(
-            backend,
-            bos=_added_token("bos_token", settings, special_tokens, ids),
-            eos=_added_token("eos_token", settings, special_tokens, ids),
-        )
     eos_token_id = ids.get("eos_token")
     return Tokenizer(
         backend,
@@ -106,18 +100,6 @@ def _token_text(value: object) -> str | None:
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else None
-
-
-def _added_token(
-    key: str,
-    settings: dict[str, Any],
-    special_tokens: dict[str, str],
-    ids: dict[str, int | None],
-) -> tuple[str, int] | None:
-    token_id = ids.get(key)
-    if not settings.get(f"add_{key}") or token_id is None:
-        return None
-    return special_tokens[key], token_id
 
 
 def _chat_template(folder: Path, settings: dict[str, Any], settings_path: Path) -> str | None:

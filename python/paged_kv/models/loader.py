@@ -109,6 +109,9 @@ def _load_gguf(path: Path, name: str, dtype: torch.dtype) -> LoadedModel:
 
 
 def _locate(name: str) -> Path:
+    if not name:  # which Path would take for the current folder
+        msg = "model is an empty string"
+        raise ValueError(msg)
     path = Path(name)
     if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
         return path

@@ -122,25 +122,3 @@ class Tokenizer:
         if self._chat_template is None:
             self._chat_template = ChatTemplate(self._chat_template_source, self._special_tokens)
         return self._chat_template.render(messages, add_generation_prompt=add_generation_prompt)
-
-
-def set_special_token_rule(
-    backend: Any,  # noqa: ANN401
-    *,
-    bos: tuple[str, int] | None,
-    eos: tuple[str, int] | None,
-) -> None:
-    """Make `backend` put `bos` before and `eos` after each text, where given (mutated).
-
-    Args:
-        backend: a ``tokenizers.Tokenizer``.
-        bos: text and id, or None.
-        eos: text and id, or None.
-    """
-    import tokenizers
-
-    pieces = [bos[0] if bos else None, "$A", eos[0] if eos else None]
-    backend.post_processor = tokenizers.processors.TemplateProcessing(
-        single=[piece for piece in pieces if piece is not None],
-        special_tokens=list({token for token in (bos, eos) if token is not None}),
-    )
