@@ -24,15 +24,23 @@ def gguf_path() -> Path:
 def hf_model() -> transformers.LlamaForCausalLM:
     """Transformers' model with the file's weights, as its own GGUF reader dequantises them.
 
-    ``from_pretrained(gguf_file=...)`` would need accelerate. Takes about ten seconds.
+    ``from_pretrained(gguf_file=...)`` would need accelerate. Takes about ten seconds, nearly all in
+    gguf's reader, so the sizes are written out here rather than read with another pass.
     """
     path = str(gguf_path())
-    sizes = load_gguf_checkpoint(path)["config"]
-    rope_theta = sizes.pop("rope_theta")
-    for key in ("model_type", "_model_name_or_path"):
-        sizes.pop(key)
     config = transformers.LlamaConfig(
-        **sizes, rope_parameters={"rope_type": "default", "rope_theta": rope_theta}
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        max_position_embeddings=8192,
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=2,
     )
     with torch.device("meta"):
         skeleton = transformers.LlamaForCausalLM(config)
