@@ -141,6 +141,27 @@ def test_decode_attends_to_the_whole_sequence(seq_lens, op, dtype, monkeypatch):
         assert_close_report(out[seq : seq + 1], expected, name=f"sequence {seq}", **bounds)
 
 
+@pytest.mark.parametrize("seq_lens", [[40, 7], [40, 700]], ids=["v1", "v2"])
+def test_compiled_decode_equals_eager(seq_lens):
+    batch = Batch(seq_lens)
+    arguments = (
+        torch.randn(2, NUM_HEADS, HEAD_SIZE),
+        batch.key_cache,
+        batch.value_cache,
+        batch.tables,
+        batch.seq_lens,
+        max(seq_lens),
+        "auto",
+        NUM_KV_HEADS,
+        SCALE,
+        None,
+        ONE,
+        ONE,
+    )
+    decode = torch.compile(PagedAttention.forward_decode, fullgraph=True, backend="aot_eager")
+    assert same_bits(decode(*arguments), PagedAttention.forward_decode(*arguments))
+
+
 def test_decode_passes_the_block_sparse_pattern_on():
     """vert_stride 2 with one local block: head 0 sees the odd pattern blocks and the last."""
     batch = Batch([5 * 16])
