@@ -34,7 +34,11 @@ def missing_targets(document: Path) -> list[str]:
             continue
         name, _, anchor = target.partition("#")
         path = (document.parent / name).resolve() if name else document
-        if not path.exists() or not path.is_relative_to(REPO_ROOT) or (anchor and anchor not in anchors_of(path)):
+        if (
+            not path.exists()
+            or not path.is_relative_to(REPO_ROOT)
+            or (anchor and anchor not in anchors_of(path))
+        ):
             missing.append(target)
     return missing + [p for p in NAMED_PATH.findall(text) if not (REPO_ROOT / p).exists()]
 

@@ -7,9 +7,10 @@ import importlib
 import re
 from pathlib import Path
 
-import paged_kv.ops  # noqa: F401  (registers torch.ops.paged_kv)
 import pytest
 import torch
+
+import paged_kv.ops  # noqa: F401  (registers torch.ops.paged_kv)
 
 REPO_ROOT = Path(__file__).parents[2]
 TEXT = (REPO_ROOT / "docs/vllm_map.md").read_text(encoding="utf-8")
