@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every example in every docstring of the package runs.
 
-With the public names of its module in scope and nothing else: what a reader has to import shows.
+With torch and the public names of its module in scope and nothing else, so that an example shows
+what a reader has to import.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 import paged_kv
 
@@ -58,8 +60,8 @@ def binding_examples() -> Iterator[Any]:
 def test_example_runs(module, name, doc, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     imported = importlib.import_module(module)
-    public = {n: getattr(imported, n) for n in getattr(imported, "__all__", ())}
-    example = doctest.DocTestParser().get_doctest(doc, public, name, module, 0)
+    scope = {"torch": torch} | {n: getattr(imported, n) for n in getattr(imported, "__all__", ())}
+    example = doctest.DocTestParser().get_doctest(doc, scope, name, module, 0)
     assert example.examples, f"{name}: '>>>' without an example in it"
     report = io.StringIO()
     result = doctest.DocTestRunner(optionflags=OPTIONS).run(example, out=report.write)
