@@ -14,6 +14,7 @@ import importlib.util
 import inspect
 import io
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -56,11 +57,16 @@ def binding_examples() -> Iterator[Any]:
             pending += [(f"{name}.{k}", v) for k, v in vars(item).items() if not k.startswith("_")]
 
 
+def public_names(module: ModuleType) -> list[str]:
+    # The binding has no __all__: what has no underscore in front is public.
+    return list(getattr(module, "__all__", [n for n in vars(module) if not n.startswith("_")]))
+
+
 @pytest.mark.parametrize(("module", "name", "doc"), [*python_examples(), *binding_examples()])
 def test_example_runs(module, name, doc, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     imported = importlib.import_module(module)
-    scope = {"torch": torch} | {n: getattr(imported, n) for n in getattr(imported, "__all__", ())}
+    scope = {"torch": torch} | {n: getattr(imported, n) for n in public_names(imported)}
     example = doctest.DocTestParser().get_doctest(doc, scope, name, module, 0)
     assert example.examples, f"{name}: '>>>' without an example in it"
     report = io.StringIO()
