@@ -14,7 +14,6 @@ import importlib.util
 import inspect
 import io
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,6 +23,7 @@ import paged_kv
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import ModuleType
 
 PACKAGE = Path(__file__).parents[2] / "python/paged_kv"
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
