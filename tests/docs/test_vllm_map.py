@@ -45,7 +45,7 @@ def test_op_is_registered(op):
 def test_every_op_and_every_native_class_has_a_row():
     """The map is complete: a unit that is added to the library is added to the map."""
     registered = re.findall(
-        r'"(\w+)\(', (REPO_ROOT / "cpp/ops/schemas.cpp").read_text(encoding="utf-8")
+        r'm\.def\(\s*"(\w+)', (REPO_ROOT / "cpp/ops/schemas.cpp").read_text(encoding="utf-8")
     )
     core = importlib.import_module("paged_kv._core")
     classes = {name for name, item in vars(core).items() if isinstance(item, type)}
