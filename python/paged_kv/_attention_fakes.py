@@ -240,3 +240,26 @@ def _merge_attn_states(
     for lse, name in lses:
         sizes.check(lse, name, "num_heads", "num_tokens")
         check_dtype(lse, name, torch.float32)
+
+
+@torch.library.register_fake("paged_kv::plan_attention")
+def _plan_attention(
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    head_size: int,
+    num_slots: int,
+    plan: Tensor,
+) -> None:
+    sizes = NamedSizes()
+    sizes.check(seq_lens, "seq_lens", "num_seqs")
+    sizes.bind("num_seqs + 1", sizes["num_seqs"] + 1)
+    sizes.check(query_start_loc, "query_start_loc", "num_seqs + 1")
+    sizes.check(plan, "plan", "plan_size")
+    for tensor, name in (
+        (seq_lens, "seq_lens"),
+        (query_start_loc, "query_start_loc"),
+        (plan, "plan"),
+    ):
+        check_dtype(tensor, name, torch.int32)

@@ -13,10 +13,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
+    "attention_plan_size",
     "merge_attn_states",
     "paged_attention_v1",
     "paged_attention_v2",
     "paged_attention_varlen",
+    "plan_attention",
 ]
 
 
@@ -389,4 +391,88 @@ def paged_attention_v2(
         blocksparse_vert_stride,
         blocksparse_block_size,
         blocksparse_head_sliding_step,
+    )
+
+
+def attention_plan_size(
+    num_seqs: int,
+    num_tokens: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_size: int,
+    num_slots: int,
+) -> int:
+    """Elements that :func:`plan_attention` needs at most for a batch of this size.
+
+    Args:
+        num_seqs: Sequences of the batch.
+        num_tokens: Queries of the batch, all sequences together.
+        num_heads: Heads of the query.
+        num_kv_heads: Heads of the cache.
+        head_size: Elements of a head.
+        num_slots: As for :func:`plan_attention`.
+
+    Returns:
+        A bound for all lengths, so that a buffer of that size serves every step.
+
+    Example:
+        >>> attention_plan_size(4, 4, 32, 8, 128, 264)
+        330
+    """
+    walk_slots = max(num_slots // num_kv_heads, 1)
+    rows_per_tile = 128 if head_size <= 128 else 64
+    queries_per_tile = max(rows_per_tile // (num_heads // num_kv_heads), 1)
+    max_pieces = num_seqs + num_tokens // queries_per_tile + walk_slots - 1
+    return 8 + walk_slots + 1 + 8 * max_pieces
+
+
+def plan_attention(
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    head_size: int,
+    num_slots: int,
+    plan: Tensor,
+) -> None:
+    """Cuts the attention of a batch into pieces that fill a device evenly.
+
+    The plan serves :func:`paged_attention_varlen` for all layers of a step. Its form is in
+    docs/attention_plan.md.
+
+    Args:
+        query_start_loc: ``[num_seqs + 1]`` int32, as for :func:`paged_attention_varlen`.
+        seq_lens: ``[num_seqs]`` int32.
+        num_heads: Heads of the query.
+        num_kv_heads: Heads of the cache.
+        head_size: Elements of a head.
+        num_slots: Thread blocks that the device runs at the same time.
+        plan: ``[n]`` int32, contiguous, n >= :func:`attention_plan_size`; what is too much is left
+            alone.
+
+    Mutates:
+        ``plan``.
+
+    Raises:
+        RuntimeError: Bad starts, lengths or sizes; a plan that is too short.
+
+    Notes:
+        Cost: O((tiles + num_slots) log(units)) integer operations, tiles of 128 rows of queries and
+        units of 128 keys.
+
+    Source:
+        FlashMLA get_decoding_sched_meta; FlashInfer 0.2 plan().
+
+    Example:
+        >>> import torch
+        >>> from paged_kv import ops
+        >>> starts = torch.tensor([0, 1], dtype=torch.int32)
+        >>> lens = torch.tensor([8192], dtype=torch.int32)
+        >>> plan = torch.zeros(ops.attention_plan_size(1, 1, 8, 1, 128, 16), dtype=torch.int32)
+        >>> ops.plan_attention(starts, lens, 8, 1, 128, 16, plan)
+        >>> int(plan[3])  # one sequence, cut into a piece for each slot
+        16
+    """
+    torch.ops.paged_kv.plan_attention.default(
+        query_start_loc, seq_lens, num_heads, num_kv_heads, head_size, num_slots, plan
     )

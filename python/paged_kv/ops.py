@@ -15,10 +15,12 @@ from __future__ import annotations
 import paged_kv._attention_fakes
 import paged_kv._cache_fakes  # noqa: F401  (both register the kernels for fake tensors)
 from paged_kv._attention_ops import (
+    attention_plan_size,
     merge_attn_states,
     paged_attention_v1,
     paged_attention_v2,
     paged_attention_varlen,
+    plan_attention,
 )
 from paged_kv._block_table_ops import (
     apply_block_table_writes,
@@ -35,6 +37,7 @@ from paged_kv._cache_ops import (
 
 __all__ = [
     "apply_block_table_writes",
+    "attention_plan_size",
     "compute_slot_mapping",
     "copy_blocks",
     "gather_block_tables",
@@ -43,6 +46,7 @@ __all__ = [
     "paged_attention_v1",
     "paged_attention_v2",
     "paged_attention_varlen",
+    "plan_attention",
     "reshape_and_cache",
     "reshape_and_cache_flash",
     "swap_blocks",

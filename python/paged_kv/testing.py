@@ -7,10 +7,21 @@ answered: was anything read that must not be, and where exactly do two results d
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-__all__ = ["ABSURD_BLOCK_ID", "TOLERANCES", "assert_close_report", "poison_cache"]
+__all__ = [
+    "ABSURD_BLOCK_ID",
+    "TOLERANCES",
+    "AttentionCase",
+    "AttentionInputs",
+    "assert_close_report",
+    "make_case",
+    "poison_cache",
+    "to_layout",
+]
 
 ABSURD_BLOCK_ID = 2_147_480_000
 """For table entries that must not be used: any cache indexed with it is far out of range."""
@@ -111,3 +122,144 @@ def _report(name: str, a: Tensor, e: Tensor, wrong: Tensor, reason: str) -> str:
         f"expected {e[worst].item():.9g}; {wrong.double().mean().item():.2%} of "
         f"{a.numel()} elements wrong; cosine {cosine:.9f}"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCase:
+    """One attention problem by its sizes; :func:`make_case` makes the tensors.
+
+    Attributes:
+        name: For reports.
+        query_lens: Queries of each sequence in this step.
+        seq_lens: Keys of each sequence, this step's tokens included.
+        num_heads: Heads of the query.
+        num_kv_heads: Heads of the cache.
+        head_size: Elements of a head.
+        block_size: Tokens a block.
+        layout: ``nhd``, ``hnd`` or ``vllm`` (x-packed).
+        dtype: Of queries and caches.
+        causal: As for ``paged_attention_varlen``, and so all that follow.
+        sliding_window: 0 = none.
+        softcap: 0 = none.
+        alibi: Whether to make slopes.
+        sinks: Whether to make sinks.
+    """
+
+    name: str
+    query_lens: tuple[int, ...]
+    seq_lens: tuple[int, ...]
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    head_size: int = 64
+    block_size: int = 16
+    layout: str = "nhd"
+    dtype: torch.dtype = torch.float32
+    causal: bool = True
+    sliding_window: int = 0
+    softcap: float = 0.0
+    alibi: bool = False
+    sinks: bool = False
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionInputs:
+    """The tensors of a case, named and shaped as the arguments of ``paged_attention_varlen``."""
+
+    query: Tensor
+    key_cache: Tensor
+    value_cache: Tensor
+    query_start_loc: Tensor
+    seq_lens: Tensor
+    block_tables: Tensor
+    scale: float
+    alibi_slopes: Tensor | None
+    sinks: Tensor | None
+
+
+def make_case(case: AttentionCase, *, seed: int = 0, placement: int = 0) -> AttentionInputs:
+    """Makes the tensors of a case, with everything poisoned that must not be read.
+
+    Cache slots that no sequence holds are NaN, table entries past a sequence's blocks are
+    ``ABSURD_BLOCK_ID``, and the query is a slice of a wider tensor, so not contiguous.
+
+    Args:
+        case: What to make.
+        seed: Of queries, keys and values.
+        placement: Seed of the physical blocks: where the same keys and values lie in the cache.
+
+    Example:
+        >>> inputs = make_case(AttentionCase("decode", query_lens=(1,), seq_lens=(20,)))
+        >>> inputs.key_cache.shape
+        torch.Size([4, 16, 2, 64])
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(case.dtype)
+
+    num_tokens = sum(case.query_lens)
+    width = case.num_heads + 2 * case.num_kv_heads
+    query = normal(num_tokens, width, case.head_size)[:, : case.num_heads]
+
+    blocks_needed = [-(-seq_len // case.block_size) for seq_len in case.seq_lens]
+    num_blocks = sum(blocks_needed) + 2
+    order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(placement)).int()
+    max_blocks = max(blocks_needed, default=0) + 1
+    block_tables = torch.full((len(case.seq_lens), max_blocks), ABSURD_BLOCK_ID, dtype=torch.int32)
+    shape = (num_blocks, case.block_size, case.num_kv_heads, case.head_size)
+    key_cache = torch.full(shape, torch.nan, dtype=case.dtype)
+    value_cache = torch.full(shape, torch.nan, dtype=case.dtype)
+    first = 0
+    for seq, (seq_len, count) in enumerate(zip(case.seq_lens, blocks_needed, strict=True)):
+        block_tables[seq, :count] = order[first : first + count]
+        first += count
+        positions = torch.arange(seq_len)
+        ids = block_tables[seq, positions // case.block_size].long()
+        offsets = positions % case.block_size
+        key_cache[ids, offsets] = normal(seq_len, case.num_kv_heads, case.head_size)
+        value_cache[ids, offsets] = normal(seq_len, case.num_kv_heads, case.head_size)
+
+    starts = torch.tensor((0, *case.query_lens), dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    # 2^-1 .. 2^-8 as in the ALiBi paper, one slope 0 and one negative.
+    slopes = 2.0 ** -torch.linspace(1, 8, case.num_heads)
+    slopes[-1:] = 0.0
+    slopes[1:2] *= -0.1
+    return AttentionInputs(
+        query=query,
+        key_cache=to_layout(key_cache, case.layout, is_key=True),
+        value_cache=to_layout(value_cache, case.layout, is_key=False),
+        query_start_loc=starts,
+        seq_lens=torch.tensor(case.seq_lens, dtype=torch.int32),
+        block_tables=block_tables,
+        scale=case.head_size**-0.5,
+        alibi_slopes=slopes if case.alibi else None,
+        sinks=torch.randn(case.num_heads, generator=generator) if case.sinks else None,
+    )
+
+
+def to_layout(cache: Tensor, layout: str, *, is_key: bool) -> Tensor:
+    """Copies an nhd cache into another layout, in the form that the ops take.
+
+    Args:
+        cache: ``[num_blocks, block_size, num_kv_heads, head_size]``.
+        layout: ``nhd``; ``hnd``: the same shape, a transposed view; ``vllm``: x-packed.
+        is_key: In the x-packed layout keys and values differ.
+
+    Raises:
+        ValueError: Unknown layout.
+    """
+    if layout == "nhd":
+        return cache.clone()
+    if layout == "hnd":
+        return cache.transpose(1, 2).contiguous().transpose(1, 2)
+    if layout != "vllm":
+        msg = f"layout: expected nhd, hnd or vllm, got {layout!r}"
+        raise ValueError(msg)
+    if not is_key:
+        return cache.permute(0, 2, 3, 1).contiguous()
+    x = 16 // cache.element_size()
+    chunks = cache.reshape(*cache.shape[:3], -1, x)
+    return chunks.permute(0, 2, 3, 1, 4).contiguous()

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the attention ops on the inputs of a case, with poisoned outputs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from paged_kv import ops
+from paged_kv.reference import PARTITION_SIZE
+
+if TYPE_CHECKING:
+    from paged_kv.testing import AttentionCase, AttentionInputs
+
+
+def options_of(case: AttentionCase, inputs: AttentionInputs) -> dict:
+    return {
+        "causal": case.causal,
+        "sliding_window": case.sliding_window,
+        "softcap": case.softcap,
+        "alibi_slopes": inputs.alibi_slopes,
+        "sinks": inputs.sinks,
+    }
+
+
+def positional(inputs: AttentionInputs) -> tuple:
+    """The arguments of paged_attention_varlen that follow ``out``."""
+    return (
+        inputs.query,
+        inputs.key_cache,
+        inputs.value_cache,
+        inputs.query_start_loc,
+        inputs.seq_lens,
+        inputs.block_tables,
+        inputs.scale,
+    )
+
+
+def poisoned(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.full(shape, torch.nan, dtype=dtype)
+
+
+def varlen(case: AttentionCase, inputs: AttentionInputs, **kwargs) -> tuple[Tensor, Tensor]:
+    """``paged_attention_varlen``: out and lse."""
+    num_tokens, num_heads, _ = inputs.query.shape
+    out = poisoned(*inputs.query.shape, dtype=inputs.query.dtype)
+    lse = poisoned(num_heads, num_tokens, dtype=torch.float32)
+    ops.paged_attention_varlen(
+        out, *positional(inputs), lse=lse, **{**options_of(case, inputs), **kwargs}
+    )
+    return out, lse
+
+
+def decode_arguments(case: AttentionCase, inputs: AttentionInputs) -> tuple:
+    """The arguments of paged_attention_v1 that follow ``out``."""
+    one = torch.ones(1)
+    return (
+        inputs.query,
+        inputs.key_cache,
+        inputs.value_cache,
+        case.num_kv_heads,
+        inputs.scale,
+        inputs.block_tables,
+        inputs.seq_lens,
+        case.block_size,
+        max(case.seq_lens, default=0),
+        inputs.alibi_slopes,
+        "auto",
+        one,
+        one,
+    )
+
+
+def v1(case: AttentionCase, inputs: AttentionInputs, *blocksparse: int) -> Tensor:
+    out = poisoned(*inputs.query.shape, dtype=inputs.query.dtype)
+    ops.paged_attention_v1(out, *decode_arguments(case, inputs), *blocksparse)
+    return out
+
+
+def partition_buffers(case: AttentionCase, num_partitions: int | None = None) -> tuple:
+    if num_partitions is None:
+        num_partitions = -(-max(case.seq_lens, default=0) // PARTITION_SIZE)
+    shape = (len(case.seq_lens), case.num_heads, num_partitions)
+    return (
+        poisoned(*shape, dtype=torch.float32),
+        poisoned(*shape, dtype=torch.float32),
+        poisoned(*shape, case.head_size, dtype=case.dtype),
+    )
+
+
+def v2(case: AttentionCase, inputs: AttentionInputs, *blocksparse: int) -> tuple[Tensor, tuple]:
+    """``paged_attention_v2``: out and its buffers."""
+    out = poisoned(*inputs.query.shape, dtype=inputs.query.dtype)
+    buffers = partition_buffers(case)
+    ops.paged_attention_v2(out, *buffers, *decode_arguments(case, inputs), *blocksparse)
+    return out, buffers

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The attention cases that every backend must pass.
+
+Each axis is swept on its own with the others mixed; the product of all would be 10^6 cases.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+
+from paged_kv.testing import AttentionCase
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+LAYOUTS = ("nhd", "hnd", "vllm")
+HEAD_SIZES = (32, 64, 80, 96, 112, 120, 128, 192, 256)
+BLOCK_SIZES = (8, 16, 32, 64, 128)
+GROUP_SIZES = (1, 2, 3, 4, 5, 7, 8, 12, 16, 71)
+
+
+def edge_lengths(block_size: int) -> tuple[int, ...]:
+    """Around a block, a partition and a tile of keys."""
+    return (
+        0, 1, block_size - 1, block_size, block_size + 1,
+        63, 64, 65, 511, 512, 513, 1023, 1024, 1025,
+    )  # fmt: skip
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def decode_cases() -> list[AttentionCase]:
+    """One query a sequence, as paged_attention_v1 and _v2 take it."""
+    cases = []
+    dtypes, layouts = itertools.cycle(DTYPES), itertools.cycle(("vllm", "nhd", "hnd", "vllm"))
+    for block_size in BLOCK_SIZES:
+        lengths = edge_lengths(block_size)
+        cases.append(
+            AttentionCase(
+                f"block{block_size}",
+                query_lens=(1,) * len(lengths),
+                seq_lens=lengths,
+                block_size=block_size,
+                head_size=32,
+                layout=next(layouts),
+            )
+        )
+    for head_size, dtype in itertools.product(HEAD_SIZES, DTYPES):
+        layout = next(layouts)
+        cases.append(
+            AttentionCase(
+                f"head{head_size}-{_name(dtype)}-{layout}",
+                query_lens=(1, 1, 1),
+                seq_lens=(1, 40, 130),
+                head_size=head_size,
+                layout=layout,
+                dtype=dtype,
+            )
+        )
+    cases += [
+        AttentionCase(
+            f"group{group}",
+            query_lens=(1, 1),
+            seq_lens=(33, 600),
+            num_heads=2 * group,
+            num_kv_heads=2,
+            head_size=32,
+            layout=next(layouts),
+            dtype=next(dtypes),
+        )
+        for group in GROUP_SIZES
+    ]
+    cases += [
+        AttentionCase(
+            f"alibi-{_name(dtype)}",
+            query_lens=(1, 1, 1),
+            seq_lens=(0, 100, 700),
+            alibi=True,
+            dtype=dtype,
+            layout=next(layouts),
+        )
+        for dtype in DTYPES
+    ]
+    cases.append(AttentionCase("empty", query_lens=(), seq_lens=()))
+    return cases
+
+
+def varlen_cases() -> list[AttentionCase]:
+    """Prefill, chunked prefill and decode in one batch, with every feature."""
+    # Decode first, prefill first, no queries, no keys, more queries than keys, one query of many.
+    mixed = {"query_lens": (1, 1, 40, 0, 70, 3, 1), "seq_lens": (80, 1, 40, 9, 200, 0, 513)}
+    reverse = {key: value[::-1] for key, value in mixed.items()}
+    features = {
+        "causal": {},
+        "full": {"causal": False},
+        "window1": {"sliding_window": 1},
+        "window16": {"sliding_window": 16},
+        "window-large": {"sliding_window": 5000},
+        "full-window": {"causal": False, "sliding_window": 20},
+        "softcap": {"softcap": 5.0},
+        "alibi": {"alibi": True},
+        "sinks": {"sinks": True},
+        "all": {"sliding_window": 100, "softcap": 30.0, "alibi": True, "sinks": True},
+    }
+    dtypes, layouts = itertools.cycle(DTYPES), itertools.cycle(("nhd", "hnd", "vllm", "nhd"))
+    cases = [
+        AttentionCase(
+            f"{feature}-{order}",
+            **lens,
+            **options,
+            num_heads=6,
+            dtype=next(dtypes),
+            layout=next(layouts),
+        )
+        for feature, options in features.items()
+        for order, lens in (("mixed", mixed), ("reverse", reverse))
+    ]
+    cases += [
+        AttentionCase(
+            f"prefill-group{group}",
+            query_lens=(37, 5),
+            seq_lens=(37, 90),
+            num_heads=group,
+            num_kv_heads=1,
+            head_size=32,
+            layout=next(layouts),
+            dtype=next(dtypes),
+        )
+        for group in GROUP_SIZES
+    ]
+    cases += [
+        AttentionCase(
+            f"prefill-head{head_size}",
+            query_lens=(20, 1),
+            seq_lens=(70, 70),
+            head_size=head_size,
+            layout=next(layouts),
+            dtype=next(dtypes),
+        )
+        for head_size in HEAD_SIZES
+    ]
+    cases += [
+        AttentionCase(
+            f"prefill-block{block_size}",
+            query_lens=edge_lengths(block_size)[1:8],
+            seq_lens=tuple(length + block_size for length in edge_lengths(block_size)[1:8]),
+            block_size=block_size,
+            head_size=32,
+            layout=next(layouts),
+        )
+        for block_size in (1, 5, *BLOCK_SIZES)
+    ]
+    cases.append(AttentionCase("empty", query_lens=(), seq_lens=()))
+    return cases
