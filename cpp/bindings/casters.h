@@ -72,6 +72,15 @@ struct BlockIdsArg {
     return ids;
   }
 
+  // For tables, which hold block ids whatever pool they are from.
+  [[nodiscard]] std::vector<BlockId> block_ids() const {
+    if (storage == nullptr) return ids;
+    std::vector<BlockId> result;
+    result.reserve(ids.size());
+    for (const BlockId position : ids) result.push_back(storage[position.index()].block_id);
+    return result;
+  }
+
   void push_back(py::handle item) {
     if (!py::isinstance<BlockHandle>(item)) {
       ids.push_back(BlockId(narrow<std::int32_t>(to_int64(item), "block id")));

@@ -6,7 +6,7 @@ import collections.abc
 import numpy
 import numpy.typing
 import typing
-__all__: list[str] = ['BlockHashList', 'BlockHashToBlockMap', 'BlockPool', 'FreeKVCacheBlockQueue', 'InvariantError', 'KVCacheBlock', 'KVCacheBlocks', 'OutOfBlocksError', 'generate_block_hash_extra_keys', 'get_block_hash', 'get_group_id', 'hash_block_tokens', 'hash_full_blocks', 'make_block_hash_with_group_id', 'sha256_cbor']
+__all__: list[str] = ['BlockHashList', 'BlockHashToBlockMap', 'BlockPool', 'BlockTable', 'FreeKVCacheBlockQueue', 'InvariantError', 'KVCacheBlock', 'KVCacheBlocks', 'OutOfBlocksError', 'generate_block_hash_extra_keys', 'get_block_hash', 'get_block_table_width', 'get_group_id', 'hash_block_tokens', 'hash_full_blocks', 'make_block_hash_with_group_id', 'sha256_cbor']
 class OutOfBlocksError(ValueError):
     pass
 class InvariantError(AssertionError):
@@ -370,6 +370,116 @@ class KVCacheBlocks:
         """
         A tuple with one list of blocks a group.
         """
+class BlockTable:
+    """
+    The block tables of a batch, one row a request, in one int32 buffer.
+    
+    Where kernels work on smaller blocks than the pool hands out, block b of the pool is split into
+    ``ratio = block_size / kernel_block_size`` kernel blocks ``b * ratio + j``. Methods take blocks of
+    the pool; rows hold kernel blocks. Entries after a row's blocks are 0, the null block.
+    
+    Args:
+        block_size: Tokens per block of the pool.
+        max_num_reqs: Number of rows.
+        max_num_blocks_per_req: Blocks of the pool that fit in a row.
+        max_num_batched_tokens: Length of `slot_mapping`.
+        kernel_block_size: Tokens per kernel block; divides `block_size`. Default: the same.
+    
+    Raises:
+        ValueError: blocks that do not fit in a row, or an id out of range. Nothing has changed.
+        IndexError: no such row.
+    
+    Source:
+        vLLM 0.32 v1/worker/block_table.py::BlockTable.
+    
+    Example:
+        >>> table = BlockTable(16, max_num_reqs=2, max_num_blocks_per_req=4, max_num_batched_tokens=8)
+        >>> table.append_row([3, 7], row_idx=1)
+        >>> table.get_numpy_array()[1].tolist()
+        [3, 7, 0, 0]
+    """
+    def __init__(self, block_size: int, max_num_reqs: int, max_num_blocks_per_req: int, max_num_batched_tokens: int, kernel_block_size: int | None = None) -> None:
+        ...
+    def add_row(self, block_ids: collections.abc.Iterable[KVCacheBlock] | collections.abc.Iterable[int], row_idx: int) -> None:
+        """
+        Make `block_ids` the row.
+        """
+    def append_row(self, block_ids: collections.abc.Iterable[KVCacheBlock] | collections.abc.Iterable[int], row_idx: int) -> None:
+        """
+        Add blocks at the end of a row.
+        """
+    def check_integrity(self) -> None:
+        """
+        Raise InvariantError if the rows are inconsistent, for tests.
+        """
+    def clear(self) -> None:
+        """
+        Empty all rows.
+        """
+    def clear_row(self, row_idx: int) -> None:
+        """
+        Empty a row.
+        """
+    def commit_block_table(self, num_reqs: int, out: numpy.typing.NDArray[numpy.int32]) -> None:
+        """
+        Copy the first `num_reqs` rows, over the full width, to `out`.
+        
+        Args:
+            num_reqs: Number of rows.
+            out: int32 ``[>= num_reqs, width]``, contiguous; e.g. pinned memory. Mutated.
+        """
+    def compute_slot_mapping(self, num_reqs: int, query_start_loc: numpy.typing.NDArray[numpy.int32], positions: numpy.typing.NDArray[numpy.int64]) -> None:
+        """
+        Write the slots of a batch to `slot_mapping`, and -1 after its last token.
+        
+        Args:
+            num_reqs: Row r of the table is request r of the batch.
+            query_start_loc: int32 ``[num_reqs + 1]``, contiguous: tokens of request r are
+                ``query_start_loc[r] .. query_start_loc[r + 1]``.
+            positions: int64 ``[num_tokens]``, contiguous: position of each token in its sequence.
+        
+        Raises:
+            ValueError: a position that the row's blocks do not cover. Nothing has changed.
+        """
+    def get_numpy_array(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        The rows: int32 ``[max_num_reqs, width]`` of kernel blocks. A view, not a copy.
+        """
+    def move_row(self, src: int, tgt: int) -> None:
+        """
+        Make row `tgt` what row `src` is, and empty `src`.
+        """
+    def swap_row(self, src: int, tgt: int) -> None:
+        """
+        Exchange two rows.
+        """
+    @property
+    def block_size(self) -> int:
+        ...
+    @property
+    def kernel_block_size(self) -> int:
+        ...
+    @property
+    def max_num_blocks_per_req(self) -> int:
+        ...
+    @property
+    def max_num_reqs(self) -> int:
+        ...
+    @property
+    def num_blocks_per_row(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        int32 ``[max_num_reqs]``, in kernel blocks. A copy.
+        """
+    @property
+    def slot_mapping(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 ``[max_num_batched_tokens]``, from `compute_slot_mapping`. A view, not a copy.
+        """
+    @property
+    def width(self) -> int:
+        """
+        Kernel blocks that fit in a row.
+        """
 def generate_block_hash_extra_keys(request: typing.Any, start_token_idx: int, end_token_idx: int, start_mm_idx: int) -> tuple[tuple[tuple[typing.Any, ...], ...] | None, int]:
     """
     What besides its tokens goes into the hash of a block.
@@ -392,6 +502,14 @@ def generate_block_hash_extra_keys(request: typing.Any, start_token_idx: int, en
 def get_block_hash(key: bytes) -> bytes:
     """
     The hash in a key of the prefix cache.
+    """
+def get_block_table_width(max_num_blocks: int, block_size: int, *, token_alignment: int | None = 128) -> int:
+    """
+    Blocks of a row, rounded up to hold a multiple of `token_alignment` tokens (None: not).
+    
+    Example:
+        >>> get_block_table_width(5, 16)
+        8
     """
 def get_group_id(key: bytes) -> int:
     """
