@@ -146,7 +146,7 @@ def test_every_token_counts():
     seen = {bytes(hash_block_tokens(sha256_cbor, None, tokens))}
     variants = [tokens[1:], tokens[:-1], [0, *tokens], [*tokens, 0]]
     for i in range(16):
-        variants.append(tokens[:i] + [tokens[i] + 1] + tokens[i + 1 :])
+        variants.append([*tokens[:i], tokens[i] + 1, *tokens[i + 1 :]])
     for i, j in itertools.combinations(range(16), 2):
         swapped = tokens.copy()
         swapped[i], swapped[j] = swapped[j], swapped[i]
@@ -282,7 +282,7 @@ def test_prompt_embeds_of_another_form_are_refused(embeds):
 
 def test_equal_strings_hash_equally_whatever_object_they_are():
     """Pickle-based keys depend on object identity; ours must not."""
-    one, two = (bytes(b"adapter").decode() for _ in range(2))
+    one, two = (b"adapter".decode() for _ in range(2))
     assert one is not two
     assert sha256_cbor(("lora", one, one)) == sha256_cbor(("lora", one, two))
     tokens = [1, 2, 3, 4]
