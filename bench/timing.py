@@ -13,7 +13,7 @@ import platform
 import statistics
 import subprocess
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,52 @@ class Timing:
     median_s: float
     p10_s: float
     p90_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measured case.
+
+    Attributes:
+        case: What was run, in words and sizes.
+        ours: Our timing.
+        peer: What ours is compared with, in words.
+        peer_timing: Its timing, in the same run.
+        rate: Work per second of ours, in the unit ``rate_unit``.
+        rate_unit: For example ``GB/s`` or ``Mblocks/s``.
+    """
+
+    case: str
+    ours: Timing
+    peer: str
+    peer_timing: Timing
+    rate: float
+    rate_unit: str
+
+    @property
+    def speedup(self) -> float:
+        """How many times faster than the peer; below 1: slower."""
+        return self.peer_timing.median_s / self.ours.median_s
+
+    def __str__(self) -> str:
+        return (
+            f"{self.case:44s} {_time(self.ours)}  {self.rate:8.2f} {self.rate_unit:10s}"
+            f" {self.speedup:6.2f}x of {self.peer} ({_time(self.peer_timing)})"
+        )
+
+    def as_dict(self) -> dict[str, object]:
+        """The row as JSON can hold it."""
+        return {**asdict(self), "speedup": self.speedup}
+
+
+def _time(timing: Timing) -> str:
+    scale, unit = next(
+        (scale, unit)
+        for scale, unit in ((1.0, "s "), (1e3, "ms"), (1e6, "us"), (1e9, "ns"))
+        if timing.median_s * scale >= 1 or unit == "ns"
+    )
+    low, median, high = (value * scale for value in (timing.p10_s, timing.median_s, timing.p90_s))
+    return f"{median:7.2f} {unit} [{low:.2f} .. {high:.2f}]"
 
 
 def time_interleaved(candidates: Mapping[str, Candidate], num_samples: int) -> dict[str, Timing]:
