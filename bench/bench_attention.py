@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from cases import DECODE, PREFILL, AttentionCase
-from timing import Row, time_interleaved
 
 import paged_kv.ops
+from cases import DECODE, PREFILL, AttentionCase
+from timing import Row, time_interleaved
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from timing import Row, time_interleaved
 
 import paged_kv.ops
+from timing import Row, time_interleaved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -6,13 +6,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from timing import Row, time_interleaved
 
 from paged_kv import LLM, SamplingParams
-from paged_kv.models.names import find_model_file
+from paged_kv.models import load_model
+from timing import Row, time_interleaved
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from paged_kv.models import ModelConfig
 
 MODEL = "smollm2-135m"
 PROMPT = list(range(1000, 1064))
@@ -22,19 +24,28 @@ MAX_SAMPLES = 5  # a sample takes seconds
 
 def rows(num_samples: int) -> Iterator[Row]:
     """One sequence alone, and a batch of eight."""
-    llm = LLM(MODEL, num_blocks=128, enable_prefix_caching=False)
-    peer = _load_peer()
+    loaded = load_model(MODEL)
+    llm = LLM(loaded, num_blocks=128, enable_prefix_caching=False)
+    peer = _load_peer(loaded.config)
     for num_seqs in (1, 8):
         yield _row(llm, peer, num_seqs, min(num_samples, MAX_SAMPLES))
 
 
-def _load_peer():  # noqa: ANN202  (transformers is not a dependency of the package)
-    from transformers import AutoModelForCausalLM
+def _load_peer(config: ModelConfig):  # noqa: ANN202  (transformers is no dependency of the package)
+    """A model of the same shape; its weights are random, which costs the same time."""
+    import transformers
 
-    path = find_model_file(MODEL)
-    return AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name, dtype=torch.float32
-    ).eval()
+    peer_config = transformers.LlamaConfig(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_hidden_layers=config.num_layers,
+        num_attention_heads=config.num_heads,
+        num_key_value_heads=config.num_kv_heads,
+        tie_word_embeddings=config.tie_word_embeddings,
+        pad_token_id=0,
+    )
+    return transformers.LlamaForCausalLM(peer_config).eval()
 
 
 def _row(llm: LLM, peer, num_seqs: int, num_samples: int) -> Row:  # noqa: ANN001

@@ -8,9 +8,9 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 import numpy as np
-from timing import Row, time_interleaved
 
 import paged_kv
+from timing import Row, time_interleaved
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
