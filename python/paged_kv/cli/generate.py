@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``paged-kv generate``: text on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paged_kv.engine import LLM, SamplingParams
+from paged_kv.models.optional import import_optional
+
+if TYPE_CHECKING:
+    import argparse
+
+    from rich.console import Console
+
+    from paged_kv.engine import LLMEngine, RequestOutput
+    from paged_kv.engine.inputs import EncodedPrompt
+    from paged_kv.engine.stats import BlockMap
+
+__all__ = ["generate"]
+
+
+def generate(arguments: argparse.Namespace) -> int:
+    """Run the command with parsed arguments; return the exit status.
+
+    Raises:
+        ValueError: A mistake of the user.
+        OSError: A file that cannot be read.
+        ImportError: A library that is not installed.
+    """
+    # What can be wrong without a model is found before one is loaded.
+    params = _sampling_params(arguments)
+    texts = _read_prompts(arguments)
+    import_optional("rich", "to show progress")
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False)
+    llm = LLM(
+        arguments.model,
+        dtype=arguments.dtype,
+        block_size=arguments.block_size,
+        num_blocks=arguments.num_blocks,
+        enable_prefix_caching=not arguments.no_prefix_caching,
+        seed=arguments.seed,
+    )
+    prompts = [_encode(llm, text, arguments.chat) for text in texts]
+    recorder = _BlockMapRecorder() if arguments.show_blocks else None
+    if arguments.format == "text" and len(prompts) == 1:
+        results = [_stream_one(llm, prompts[0], params, recorder)]
+    else:
+        results = _run_batch(llm, prompts, params, recorder, console)
+        _print_results(results, arguments.format)
+    sys.stdout.flush()
+    if recorder is not None and recorder.block_map is not None:
+        from paged_kv.cli.block_map import draw_block_map
+
+        draw_block_map(recorder.block_map, dict(_named(results, texts)), console)
+    _print_summary(llm, console)
+    return 0
+
+
+class _BlockMapRecorder:
+    """Keeps the block map of the step that used most blocks, the last of those."""
+
+    def __init__(self) -> None:
+        self.block_map: BlockMap | None = None
+        self._num_used = 0
+
+    def __call__(self, engine: LLMEngine) -> None:
+        block_map = engine.block_map()
+        num_used = len(block_map.owners())
+        if num_used >= self._num_used:
+            self.block_map, self._num_used = block_map, num_used
+
+
+def _sampling_params(arguments: argparse.Namespace) -> SamplingParams:
+    return SamplingParams(
+        temperature=arguments.temperature,
+        top_k=arguments.top_k,
+        top_p=arguments.top_p,
+        min_p=arguments.min_p,
+        seed=arguments.seed,
+        stop=arguments.stop,
+        max_tokens=arguments.max_tokens,
+        ignore_eos=arguments.ignore_eos,
+    )
+
+
+def _read_prompts(arguments: argparse.Namespace) -> list[str]:
+    if arguments.prompts_file is None:
+        prompts: list[str] = arguments.prompt
+    else:
+        name = arguments.prompts_file
+        text = sys.stdin.read() if name == "-" else _read_text(Path(name))
+        prompts = [line for line in text.splitlines() if line.strip()]
+        if not prompts:
+            msg = f"{name}: holds no prompt"
+            raise ValueError(msg)
+    for position, prompt in enumerate(prompts):
+        if not prompt:
+            msg = f"prompt {position + 1} is empty"
+            raise ValueError(msg)
+    return prompts
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        msg = f"{path}: not UTF-8 text (byte {error.start})"
+        raise ValueError(msg) from None
+
+
+def _encode(llm: LLM, text: str, chat: bool) -> str | EncodedPrompt:
+    return llm.encode_chat([{"role": "user", "content": text}]) if chat else text
+
+
+def _stream_one(
+    llm: LLM,
+    prompt: str | EncodedPrompt,
+    params: SamplingParams,
+    on_step: Callable[[LLMEngine], None] | None,
+) -> RequestOutput:
+    result = None
+    for update in llm.stream(prompt, params, on_step=on_step):
+        _write(update.text)
+        result = update.result
+    _write("\n")
+    if result is None:
+        msg = "the stream ended without a result"
+        raise RuntimeError(msg)
+    return result
+
+
+def _run_batch(
+    llm: LLM,
+    prompts: list[str | EncodedPrompt],
+    params: SamplingParams,
+    recorder: _BlockMapRecorder | None,
+    console: Console,
+) -> list[RequestOutput]:
+    with _progress_bar(console, len(prompts)) as show_progress:
+
+        def on_step(engine: LLMEngine) -> None:
+            show_progress(engine)
+            if recorder is not None:
+                recorder(engine)
+
+        return llm.generate(prompts, params, on_step=on_step)
+
+
+@contextmanager
+def _progress_bar(console: Console, num_prompts: int) -> Iterator[Callable[[LLMEngine], None]]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("prompts, {task.fields[num_tokens]} tokens"),
+    )
+    # Without a terminal there is nothing to redraw.
+    disabled = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=disabled) as progress:
+        task = progress.add_task("", total=num_prompts, num_tokens=0)
+
+        def show(engine: LLMEngine) -> None:
+            stats = engine.stats
+            progress.update(
+                task,
+                completed=stats.num_finished_requests,
+                num_tokens=stats.num_generated_tokens,
+            )
+
+        yield show
+
+
+def _print_results(results: list[RequestOutput], output_format: str) -> None:
+    for result in results:
+        if output_format == "json":
+            _write(_to_json(result) + "\n")
+        else:
+            _write(f"[{int(result.request_id) + 1}] {result.outputs[0].text}\n")
+
+
+def _to_json(result: RequestOutput) -> str:
+    completion = result.outputs[0]
+    record = {
+        "prompt": result.prompt,
+        "prompt_token_ids": list(result.prompt_token_ids),
+        "token_ids": list(completion.token_ids),
+        "text": completion.text,
+        "finish_reason": completion.finish_reason,
+        "num_cached_tokens": result.num_cached_tokens,
+    }
+    # Escapes keep the line valid where stdout cannot carry every character.
+    return json.dumps(record, ensure_ascii=not _is_utf8(sys.stdout.encoding))
+
+
+def _is_utf8(encoding: str | None) -> bool:
+    return (encoding or "").lower().replace("-", "") == "utf8"
+
+
+def _write(text: str) -> None:
+    if not _is_utf8(sys.stdout.encoding):
+        encoding = sys.stdout.encoding or "ascii"
+        text = text.encode(encoding, errors="replace").decode(encoding)
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _named(results: list[RequestOutput], texts: list[str]) -> Iterator[tuple[str, str]]:
+    for result, text in zip(results, texts, strict=True):
+        yield result.request_id, text
+
+
+def _print_summary(llm: LLM, console: Console) -> None:
+    stats = llm.engine.stats
+    cache = llm.engine.cache_engine
+    lines = [
+        f"{stats.num_generated_tokens} tokens in {stats.step_seconds:.2f} s: "
+        f"{stats.generated_tokens_per_second:.1f} tokens/s",
+        f"prompt tokens: {stats.num_prompt_tokens}, "
+        f"{stats.num_cached_prompt_tokens} of them from the prefix cache",
+        f"blocks: {stats.peak_num_used_blocks} of {cache.num_blocks - 1} used at most, "
+        f"{100 * stats.peak_fragmentation:.1f} % of their slots empty (fragmentation)",
+        f"KV cache: {cache.num_bytes / 2**20:.1f} MiB, {cache.block_size} tokens per block",
+    ]
+    if stats.num_preemptions:
+        lines.append(f"preemptions: {stats.num_preemptions}")
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small engine over the paged cache: requests, scheduling, sampling."""
+
+from __future__ import annotations
+
+from paged_kv.engine.config import EngineConfig
+from paged_kv.engine.kv_cache_manager import KVCacheManager
+from paged_kv.engine.llm import LLM
+from paged_kv.engine.llm_engine import LLMEngine, RequestUpdate
+from paged_kv.engine.outputs import CompletionOutput, RequestOutput
+from paged_kv.engine.request import Request, RequestStatus
+from paged_kv.engine.sampling_params import SamplingParams
+from paged_kv.engine.scheduler import Scheduler
+
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "EngineConfig",
+    "KVCacheManager",
+    "LLMEngine",
+    "Request",
+    "RequestOutput",
+    "RequestStatus",
+    "RequestUpdate",
+    "SamplingParams",
+    "Scheduler",
+]

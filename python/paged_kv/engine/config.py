@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes and limits of an engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["EngineConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Sizes and limits of an engine; checked when constructed.
+
+    Attributes:
+        block_size: Tokens per KV block.
+        num_blocks: Blocks in the pool including the null block; ``None``: chosen from the memory
+            that is free (:func:`~paged_kv.engine.memory.default_num_blocks`).
+        enable_prefix_caching: Reuse the blocks of equal prefixes.
+        max_num_seqs: Most requests in one step.
+        max_num_batched_tokens: Most tokens in one step; longer prompts are computed in chunks.
+        max_model_len: Most tokens of a request, prompt and output together; ``None``: the model's
+            own limit, or what the pool holds if that is less.
+        seed: Seeds of requests that give none are drawn from this one.
+
+    Raises:
+        ValueError: A value is out of range.
+    """
+
+    block_size: int = 16
+    num_blocks: int | None = None
+    enable_prefix_caching: bool = True
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    max_model_len: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check_at_least("block_size", self.block_size, 1)
+        if self.num_blocks is not None and self.num_blocks < 2:
+            msg = (
+                "num_blocks must be at least 2 (block 0 is never handed out), "
+                f"got {self.num_blocks}"
+            )
+            raise ValueError(msg)
+        _check_at_least("max_num_seqs", self.max_num_seqs, 1)
+        _check_at_least("max_num_batched_tokens", self.max_num_batched_tokens, self.max_num_seqs)
+        if self.max_model_len is not None:
+            # One token of prompt, one of output.
+            _check_at_least("max_model_len", self.max_model_len, 2)
+        if not -(2**63) <= self.seed < 2**64:
+            msg = f"seed must be in [-2**63, 2**64), got {self.seed}"
+            raise ValueError(msg)
+
+
+def _check_at_least(name: str, value: int, minimum: int) -> None:
+    if value < minimum:
+        msg = f"{name} must be at least {minimum}, got {value}"
+        raise ValueError(msg)

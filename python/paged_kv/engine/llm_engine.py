@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loop that takes requests from their prompt to their last token."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from paged_kv._core import get_request_block_hasher
+from paged_kv.engine.cache_engine import CacheEngine
+from paged_kv.engine.completion import CompletionBuilder
+from paged_kv.engine.inputs import EncodedPrompt, check_token_ids
+from paged_kv.engine.kv_cache_manager import KVCacheManager
+from paged_kv.engine.memory import bytes_per_block, default_num_blocks
+from paged_kv.engine.model_runner import ModelRunner
+from paged_kv.engine.request import Request, RequestStatus
+from paged_kv.engine.sampler import sample
+from paged_kv.engine.scheduler import Scheduler, SchedulerOutput
+from paged_kv.engine.stats import BlockMap, EngineStats, RequestBlocks
+
+if TYPE_CHECKING:
+    from paged_kv.engine.config import EngineConfig
+    from paged_kv.engine.outputs import RequestOutput
+    from paged_kv.engine.sampling_params import SamplingParams
+    from paged_kv.models import LoadedModel
+
+__all__ = ["LLMEngine", "RequestUpdate"]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestUpdate:
+    """What one step added to one request.
+
+    Attributes:
+        request_id: Which request.
+        text: New text, often empty: a token may end inside a character, and text that may become
+            a stop string is held back. All pieces joined are the final text.
+        token_id: The new token.
+        result: The request's output once it is finished, ``None`` before.
+    """
+
+    request_id: str
+    text: str
+    token_id: int
+    result: RequestOutput | None
+
+
+class LLMEngine:
+    """Continuous batching over one model and one block pool.
+
+    Args:
+        loaded: Model, its configuration and its tokenizer.
+        config: Sizes and limits.
+
+    Attributes:
+        stats: Totals since the engine was made.
+        max_model_len: Most tokens of a request, prompt and output together. A prompt has to be at
+            least one token shorter.
+
+    Raises:
+        ValueError: ``max_model_len`` is more than the model or the pool allows.
+        MemoryError: The cache cannot be allocated.
+
+    Notes:
+        One thread may use an engine at a time.
+
+    Source:
+        vLLM 0.32 ``v1/engine/llm_engine.py::LLMEngine`` (names).
+    """
+
+    def __init__(self, loaded: LoadedModel, config: EngineConfig) -> None:
+        model_config = loaded.config
+        dtype = next(loaded.model.parameters()).dtype
+        num_blocks = _choose_num_blocks(loaded, config, dtype)
+        self.config = config
+        self.vocab_size = model_config.vocab_size
+        self.max_model_len = _choose_max_model_len(
+            config, model_config.max_position_embeddings, num_blocks
+        )
+        self.kv_cache_manager = KVCacheManager(
+            num_blocks=num_blocks,
+            block_size=config.block_size,
+            max_model_len=self.max_model_len,
+            enable_caching=config.enable_prefix_caching,
+        )
+        self.scheduler = Scheduler(
+            self.kv_cache_manager,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+        )
+        self.cache_engine = CacheEngine(
+            model_config, num_blocks=num_blocks, block_size=config.block_size, dtype=dtype
+        )
+        self.model_runner = ModelRunner(
+            loaded.model,
+            self.cache_engine,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=self.max_model_len,
+        )
+        self.stats = EngineStats()
+        self._tokenizer = loaded.tokenizer
+        self._eos_token_ids = loaded.eos_token_ids
+        self._block_hasher = (
+            get_request_block_hasher(config.block_size) if config.enable_prefix_caching else None
+        )
+        self._seeds = torch.Generator().manual_seed(config.seed)
+        self._builders: dict[str, CompletionBuilder] = {}
+
+    def check_request(self, prompt: EncodedPrompt, sampling_params: SamplingParams) -> None:
+        """Raise ``ValueError`` if the request cannot be served, whatever else is running."""
+        num_tokens = len(prompt.token_ids)
+        if num_tokens >= self.max_model_len:
+            msg = (
+                f"prompt has {num_tokens} tokens, at most {self.max_model_len - 1} fit: "
+                f"{self._describe_limit()}, and at least one token is generated"
+            )
+            raise ValueError(msg)
+        check_token_ids(sampling_params.stop_token_ids or (), self.vocab_size, "stop_token_ids")
+        if sampling_params.stop_strings and self._tokenizer is None:
+            msg = "stop strings need a tokenizer, the model has none: use stop_token_ids"
+            raise ValueError(msg)
+
+    def add_request(
+        self, request_id: str, prompt: EncodedPrompt, sampling_params: SamplingParams
+    ) -> None:
+        """Queue a request; it holds no blocks before a step admits it.
+
+        Raises:
+            ValueError: The id is in use, or see :meth:`check_request`.
+        """
+        self.check_request(prompt, sampling_params)
+        max_num_tokens = self.max_model_len
+        if sampling_params.max_tokens is not None:
+            max_num_tokens = min(
+                max_num_tokens, len(prompt.token_ids) + sampling_params.max_tokens
+            )
+        request = Request(
+            request_id,
+            prompt.token_ids,
+            sampling_params,
+            max_num_tokens=max_num_tokens,
+            prompt=prompt.text,
+            generator=self._make_generator(sampling_params),
+            block_hasher=self._block_hasher,
+        )
+        self.scheduler.add_request(request)
+        self._builders[request_id] = CompletionBuilder(
+            request, self._tokenizer, self._eos_token_ids
+        )
+        self.stats.num_requests += 1
+
+    def step(self, on_step: Callable[[LLMEngine], None] | None = None) -> list[RequestUpdate]:
+        """Run one forward pass and sample.
+
+        Args:
+            on_step: Called with the engine at the end of the step, before requests that have
+                finished give back their blocks.
+
+        Returns:
+            One update for each request that got a token.
+
+        Raises:
+            BaseException: Whatever the model or ``on_step`` raises. All requests are aborted
+                then, no block stays allocated, and the prefix cache is emptied, since blocks may
+                be findable whose content was never computed.
+        """
+        started = time.perf_counter()
+        try:
+            output = self.scheduler.schedule()
+            logits = self.model_runner.execute_model(output)
+            self.scheduler.update_from_output(output)
+            new_tokens = self._sample(output, logits)
+            self._record_step(output, len(new_tokens), time.perf_counter() - started)
+            if on_step is not None:
+                on_step(self)
+        except BaseException:
+            self._discard_all_requests()
+            raise
+        return [self._make_update(*new_token) for new_token in new_tokens]
+
+    def abort_request(self, request_ids: Iterable[str]) -> list[RequestOutput]:
+        """End requests now and free their blocks; return what they had. Unknown ids are skipped."""
+        outputs = []
+        for request_id in list(request_ids):
+            if request_id in self._builders:
+                outputs.append(self._finish(request_id, RequestStatus.FINISHED_ABORTED))
+        return outputs
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether a step has work to do."""
+        return self.scheduler.has_unfinished_requests()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes; ``False`` and no change while a request runs."""
+        return self.kv_cache_manager.reset_prefix_cache()
+
+    def block_map(self) -> BlockMap:
+        """Who holds which block now. Cost: linear in the pool."""
+        manager = self.kv_cache_manager
+        requests = tuple(
+            RequestBlocks(
+                request.request_id,
+                tuple(manager.get_block_ids(request.request_id)[0]),
+                request.num_computed_tokens,
+            )
+            for request in self.scheduler.running
+        )
+        return BlockMap(
+            num_blocks=self.cache_engine.num_blocks,
+            block_size=self.config.block_size,
+            requests=requests,
+            idle_cached_block_ids=manager.get_idle_cached_block_ids(),
+        )
+
+    def _sample(
+        self, output: SchedulerOutput, logits: torch.Tensor
+    ) -> list[tuple[CompletionBuilder, int, str]]:
+        """Give each request whose last token was computed its next token and text."""
+        builders = [
+            self._builders[item.request.request_id]
+            for item in output.scheduled
+            if item.request.num_computed_tokens == item.request.num_tokens
+        ]
+        token_ids = sample(
+            logits,
+            [builder.request.sampling_params for builder in builders],
+            [builder.request.generator for builder in builders],
+            [builder.banned_token_ids for builder in builders],
+        )
+        return [
+            (builder, token_id, builder.append(token_id))
+            for builder, token_id in zip(builders, token_ids, strict=True)
+        ]
+
+    def _make_update(self, builder: CompletionBuilder, token_id: int, text: str) -> RequestUpdate:
+        request_id = builder.request.request_id
+        result = self._finish(request_id, builder.status) if builder.status is not None else None
+        return RequestUpdate(request_id, text, token_id, result)
+
+    def _finish(self, request_id: str, status: RequestStatus) -> RequestOutput:
+        builder = self._builders.pop(request_id)
+        self.scheduler.finish_requests([request_id], status)
+        self.stats.num_finished_requests += 1
+        return builder.result()
+
+    def _discard_all_requests(self) -> None:
+        self.stats.num_finished_requests += len(self._builders)
+        self._builders.clear()
+        self.scheduler.abort_all_requests()
+        self.model_runner.reset()
+        self.kv_cache_manager.reset_prefix_cache()
+
+    def _record_step(self, output: SchedulerOutput, num_new_tokens: int, seconds: float) -> None:
+        stats = self.stats
+        stats.num_steps += 1
+        stats.step_seconds += seconds
+        stats.num_generated_tokens += num_new_tokens
+        stats.num_preemptions += len(output.preempted_req_ids)
+        for item in output.scheduled:
+            if item.is_new and item.request.num_preemptions == 0:
+                stats.num_prompt_tokens += item.request.num_prompt_tokens
+                stats.num_cached_prompt_tokens += item.request.num_cached_tokens
+        usage = self.kv_cache_manager.get_slot_usage(self.scheduler.running)
+        if usage.num_used_blocks >= stats.peak_num_used_blocks:
+            stats.peak_num_used_blocks = usage.num_used_blocks
+            stats.peak_fragmentation = usage.fragmentation
+
+    def _make_generator(self, params: SamplingParams) -> torch.Generator | None:
+        if params.is_greedy:
+            return None
+        seed = params.seed
+        if seed is None:
+            seed = int(torch.randint(2**63 - 1, (), generator=self._seeds))
+        return torch.Generator().manual_seed(seed)
+
+    def _describe_limit(self) -> str:
+        slots = self.kv_cache_manager.num_token_slots
+        if slots == self.max_model_len:
+            num_blocks = slots // self.config.block_size
+            return f"the KV cache has {num_blocks} blocks of {self.config.block_size} tokens"
+        return f"the model's length is {self.max_model_len} tokens"
+
+
+def _choose_num_blocks(loaded: LoadedModel, config: EngineConfig, dtype: torch.dtype) -> int:
+    if config.num_blocks is not None:
+        return config.num_blocks
+    max_model_len = config.max_model_len or loaded.config.max_position_embeddings
+    return default_num_blocks(
+        bytes_per_block(loaded.config, config.block_size, dtype),
+        blocks_per_sequence=-(-max_model_len // config.block_size),
+    )
+
+
+def _choose_max_model_len(config: EngineConfig, model_limit: int, num_blocks: int) -> int:
+    """A request of this length always fits into the pool alone: no request can block forever."""
+    pool_limit = (num_blocks - 1) * config.block_size
+    if config.max_model_len is None:
+        return min(model_limit, pool_limit)
+    if config.max_model_len > model_limit:
+        msg = f"max_model_len must be at most the model's {model_limit}, got {config.max_model_len}"
+        raise ValueError(msg)
+    if config.max_model_len > pool_limit:
+        msg = (
+            f"max_model_len must be at most the {pool_limit} tokens that {num_blocks - 1} usable "
+            f"blocks hold, got {config.max_model_len}: use more blocks (num_blocks)"
+        )
+        raise ValueError(msg)
+    return config.max_model_len
