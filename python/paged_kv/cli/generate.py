@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from paged_kv.models.optional import import_optional
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable, Iterator
 
     from rich.console import Console
 
@@ -221,16 +221,17 @@ def _named(results: list[RequestOutput], texts: list[str]) -> Iterator[tuple[str
 def _print_summary(llm: LLM, console: Console) -> None:
     stats = llm.engine.stats
     cache = llm.engine.cache_engine
-    lines = [
-        f"{stats.num_generated_tokens} tokens in {stats.step_seconds:.2f} s: "
+    rows = {
+        "generated": f"{stats.num_generated_tokens} tokens in {stats.step_seconds:.2f} s, "
         f"{stats.generated_tokens_per_second:.1f} tokens/s",
-        f"prompt tokens: {stats.num_prompt_tokens}, "
+        "prompts": f"{stats.num_prompt_tokens} tokens, "
         f"{stats.num_cached_prompt_tokens} of them from the prefix cache",
-        f"blocks: {stats.peak_num_used_blocks} of {cache.num_blocks - 1} used at most, "
-        f"{100 * stats.peak_fragmentation:.1f} % of their slots empty (fragmentation)",
-        f"KV cache: {cache.num_bytes / 2**20:.1f} MiB, {cache.block_size} tokens per block",
-    ]
+        "blocks": f"{stats.peak_num_used_blocks} of {cache.num_blocks - 1} used at most, "
+        f"fragmentation {100 * stats.peak_fragmentation:.1f} %",
+        "KV cache": f"{cache.num_bytes / 2**20:.1f} MiB, {cache.block_size} tokens per block",
+    }
     if stats.num_preemptions:
-        lines.append(f"preemptions: {stats.num_preemptions}")
-    for line in lines:
-        console.print(line, markup=False, soft_wrap=True)
+        rows["preemptions"] = str(stats.num_preemptions)
+    console.print()
+    for name, value in rows.items():
+        console.print(f"{name + ':':<12} {value}", markup=False, soft_wrap=True)

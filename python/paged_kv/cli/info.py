@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 import paged_kv
-import paged_kv.ops  # noqa: F401  (registers torch.ops.paged_kv)
+import paged_kv.ops
 
 __all__ = ["info"]
 

@@ -6,10 +6,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import paged_kv
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["main"]
 
@@ -56,12 +58,16 @@ class _Parser(argparse.ArgumentParser):
 
 def _build_parser() -> argparse.ArgumentParser:
     parser = _Parser(
-        prog="paged-kv", description="Run language models through a paged KV cache.", allow_abbrev=False
+        prog="paged-kv",
+        description="Run language models through a paged KV cache.",
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"paged-kv {paged_kv.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_generate(commands)
-    info = commands.add_parser("info", help="show versions, CPU features and ops", allow_abbrev=False)
+    info = commands.add_parser(
+        "info", help="show versions, CPU features and ops", allow_abbrev=False
+    )
     info.set_defaults(run=_run_info)
     return parser
 

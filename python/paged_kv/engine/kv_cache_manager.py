@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paged_kv._core import BlockPool, KVCacheBlock, KVCacheBlocks
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from paged_kv.engine.request import Request
 
 __all__ = ["BlockUsage", "KVCacheManager", "SlotUsage"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -22,6 +21,8 @@ from paged_kv.engine.sampling_params import SamplingParams
 from paged_kv.models import LoadedModel, load_model
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from paged_kv.engine.outputs import RequestOutput
     from paged_kv.models import Tokenizer
 
@@ -99,9 +100,7 @@ class LLM:
             seed=seed,
         )
         torch_dtype = _parse_dtype(dtype)
-        loaded = (
-            model if isinstance(model, LoadedModel) else load_model(model, dtype=torch_dtype)
-        )
+        loaded = model if isinstance(model, LoadedModel) else load_model(model, dtype=torch_dtype)
         self.tokenizer: Tokenizer | None = loaded.tokenizer
         self.engine = LLMEngine(loaded, config)
         self._request_ids = map(str, itertools.count())

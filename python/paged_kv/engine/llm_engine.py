@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from paged_kv._core import get_request_block_hasher
 from paged_kv.engine.cache_engine import CacheEngine
 from paged_kv.engine.completion import CompletionBuilder
 from paged_kv.engine.inputs import EncodedPrompt, check_token_ids
@@ -21,8 +19,11 @@ from paged_kv.engine.request import Request, RequestStatus
 from paged_kv.engine.sampler import sample
 from paged_kv.engine.scheduler import Scheduler, SchedulerOutput
 from paged_kv.engine.stats import BlockMap, EngineStats, RequestBlocks
+from paged_kv.hashing import get_request_block_hasher
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from paged_kv.engine.config import EngineConfig
     from paged_kv.engine.outputs import RequestOutput
     from paged_kv.engine.sampling_params import SamplingParams
@@ -136,9 +137,7 @@ class LLMEngine:
         self.check_request(prompt, sampling_params)
         max_num_tokens = self.max_model_len
         if sampling_params.max_tokens is not None:
-            max_num_tokens = min(
-                max_num_tokens, len(prompt.token_ids) + sampling_params.max_tokens
-            )
+            max_num_tokens = min(max_num_tokens, len(prompt.token_ids) + sampling_params.max_tokens)
         request = Request(
             request_id,
             prompt.token_ids,

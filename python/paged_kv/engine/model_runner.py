@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from paged_kv._core import BlockTable
@@ -14,7 +13,7 @@ from paged_kv.metadata import AttentionMetadata
 if TYPE_CHECKING:
     from paged_kv.engine.cache_engine import CacheEngine
     from paged_kv.engine.scheduler import ScheduledRequest, SchedulerOutput
-    from paged_kv.models import DecoderModel
+    from paged_kv.models import LlamaForCausalLM
 
 __all__ = ["ModelRunner"]
 
@@ -38,7 +37,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: DecoderModel,
+        model: LlamaForCausalLM,
         cache_engine: CacheEngine,
         *,
         max_num_seqs: int,
@@ -69,17 +68,66 @@ class ModelRunner:
         self._update_block_table(output)
         input_ids, positions = _flatten_tokens(output.scheduled)
         metadata = self._build_metadata(output.scheduled, positions)
-        hidden = self._model(
-            torch.from_numpy(input_ids),
-            torch.from_numpy(positions),
-            self._cache_engine.kv_caches,
-            metadata,
-        )
-        ends = metadata.query_start_loc[1:].long() - 1
-        samples = torch.tensor([item.samples_token for item in output.scheduled])
-        return self._model.compute_logits(hidden[ends[samples]])
+        hidden = self._model(input_ids, positions, self._cache_engine.kv_caches, metadata)
+        samples = torch.tensor([item.samples_token for item in output.scheduled], dtype=torch.bool)
+        last_tokens = metadata.query_start_loc[1:][samples] - 1
+        return self._model.compute_logits(hidden[last_tokens])
 
     def reset(self) -> None:
         """Forget all requests."""
         self._row_of.clear()
         self._free_rows = list(range(self._max_num_seqs))[::-1]
+
+    def _update_block_table(self, output: SchedulerOutput) -> None:
+        for request_id in (*output.finished_req_ids, *output.preempted_req_ids):
+            # A request may end before it was ever scheduled.
+            row = self._row_of.pop(request_id, None)
+            if row is not None:
+                self._free_rows.append(row)
+        for item in output.scheduled:
+            request_id = item.request.request_id
+            if item.is_new:
+                row = self._row_of[request_id] = self._free_rows.pop()
+                self._block_table.add_row(item.new_block_ids, row)
+            elif item.new_block_ids:
+                self._block_table.append_row(item.new_block_ids, self._row_of[request_id])
+
+    def _build_metadata(
+        self, scheduled: list[ScheduledRequest], positions: torch.Tensor
+    ) -> AttentionMetadata:
+        query_lens = [item.num_scheduled_tokens for item in scheduled]
+        seq_lens = [
+            item.request.num_computed_tokens + n
+            for item, n in zip(scheduled, query_lens, strict=True)
+        ]
+        query_start_loc = torch.zeros(len(scheduled) + 1, dtype=torch.int32)
+        torch.cumsum(torch.tensor(query_lens), 0, out=query_start_loc[1:])
+
+        block_size = self._cache_engine.block_size
+        max_blocks = -(-max(seq_lens) // block_size)
+        rows = [self._row_of[item.request.request_id] for item in scheduled]
+        block_tables = torch.from_numpy(self._block_table.get_numpy_array()[rows, :max_blocks])
+        slot_mapping = torch.empty(len(positions), dtype=torch.int64)
+        torch.ops.paged_kv.compute_slot_mapping(
+            query_start_loc, positions, block_tables, slot_mapping, block_size
+        )
+        return AttentionMetadata(
+            query_start_loc=query_start_loc,
+            seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
+            block_tables=block_tables,
+            slot_mapping=slot_mapping,
+            max_query_len=max(query_lens),
+            max_seq_len=max(seq_lens),
+        )
+
+
+def _flatten_tokens(scheduled: list[ScheduledRequest]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and positions of the scheduled tokens of all requests, end to end."""
+    input_ids: list[int] = []
+    positions: list[int] = []
+    for item in scheduled:
+        start = item.request.num_computed_tokens
+        end = start + item.num_scheduled_tokens
+        input_ids.extend(item.request.all_token_ids[start:end])
+        positions.extend(range(start, end))
+    return torch.tensor(input_ids), torch.tensor(positions)

@@ -5,16 +5,16 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
-
-import torch
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
+    import torch
+
     from paged_kv.engine.sampling_params import SamplingParams
 
 __all__ = ["BlockHasher", "Request", "RequestStatus"]
 
-BlockHasher = Callable[["Request"], list[bytes]]
+BlockHasher: TypeAlias = "Callable[[Request], BlockHashList]"
 """Returns the hashes of the request's full blocks that are not in ``block_hashes`` yet."""
 
 
@@ -98,7 +98,7 @@ class Request:
         self.skip_reading_prefix_cache = skip_reading_prefix_cache
         self.status = RequestStatus.WAITING
         self.stop_reason: int | str | None = None
-        self.block_hashes: list[bytes] = []
+        self.block_hashes = BlockHashList()
         self._block_hasher = block_hasher
         self._hash_new_blocks()
 

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paged_kv.engine.sampling_params import SamplingParams
 
 __all__ = ["filter_logits", "sample"]

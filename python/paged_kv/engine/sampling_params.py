@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["SamplingParams"]
 
@@ -18,7 +21,7 @@ _SEED_RANGE = range(-(2**63), 2**64)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Sampling and stopping rules of one request; checked when constructed.
+    r"""Sampling and stopping rules of one request; checked when constructed.
 
     Filters apply in this order: temperature, ``min_p``, ``top_k``, ``top_p``.
 
@@ -46,8 +49,8 @@ class SamplingParams:
         Names and meaning follow vLLM 0.32 ``vllm/sampling_params.py``.
 
     Example:
-        >>> SamplingParams(temperature=0.0, max_tokens=8, stop="\\n").stop
-        ('\\n',)
+        >>> SamplingParams(temperature=0.0, max_tokens=8, stop="\n").stop
+        ('\n',)
     """
 
     temperature: float = 1.0

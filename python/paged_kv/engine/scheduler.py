@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from paged_kv.engine.request import Request, RequestStatus
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from paged_kv.engine.kv_cache_manager import KVCacheManager
 
 __all__ = ["ScheduledRequest", "Scheduler", "SchedulerOutput"]

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tiny random Llama with its transformers twin, and requests without a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from paged_kv.engine import LLM, KVCacheManager, Request, SamplingParams
+from paged_kv.hashing import get_request_block_hasher
+from paged_kv.models import LoadedModel, load_model
+
+TINY = LlamaConfig(
+    vocab_size=199,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=32,
+    max_position_embeddings=1024,
+    rope_theta=10000.0,
+    tie_word_embeddings=False,
+    bos_token_id=None,
+    eos_token_id=None,
+    pad_token_id=None,
+)
+
+
+@dataclass(frozen=True)
+class TinyLlama:
+    """One set of random weights, loaded twice."""
+
+    loaded: LoadedModel
+    reference: LlamaForCausalLM
+
+    def llm(self, **kwargs) -> LLM:
+        kwargs.setdefault("num_blocks", 256)
+        return LLM(self.loaded, **kwargs)
+
+    def greedy(self, prompt: list[int], num_tokens: int) -> tuple[int, ...]:
+        """What transformers generates; refuses near ties, which rounding may decide either way."""
+        ids = torch.tensor([prompt])
+        cache, tokens = None, []
+        for _ in range(num_tokens):
+            with torch.inference_mode():
+                output = self.reference(ids, past_key_values=cache, use_cache=True)
+            best, second = output.logits[0, -1].topk(2).values
+            assert best - second > 1e-3, "near tie: choose another seed"
+            cache = output.past_key_values
+            tokens.append(int(output.logits[0, -1].argmax()))
+            ids = torch.tensor([tokens[-1:]])
+        return tuple(tokens)
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory) -> TinyLlama:
+    folder = tmp_path_factory.mktemp("tiny_llama")
+    torch.manual_seed(0)
+    reference = LlamaForCausalLM(TINY).eval()
+    with torch.no_grad():
+        # Spread the logits: random weights of the usual size give near ties everywhere.
+        for parameter in reference.parameters():
+            if parameter.dim() == 2:
+                parameter.mul_(6.0)
+    reference.save_pretrained(folder)
+    return TinyLlama(load_model(folder), reference)
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> LoadedModel:
+    return load_model("smollm2-135m")
+
+
+@pytest.fixture
+def make_manager():
+    def make(num_blocks=11, block_size=16, max_model_len=1 << 20, enable_caching=True):
+        return KVCacheManager(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_model_len=max_model_len,
+            enable_caching=enable_caching,
+        )
+
+    return make
+
+
+@pytest.fixture
+def make_request():
+    count = iter(range(10**6))
+
+    def make(token_ids, *, block_size=16, max_tokens=8, request_id=None, **kwargs):
+        token_ids = range(token_ids) if isinstance(token_ids, int) else token_ids
+        return Request(
+            request_id or f"r{next(count)}",
+            list(token_ids),
+            SamplingParams(temperature=0.0, max_tokens=max_tokens),
+            max_num_tokens=len(token_ids) + max_tokens,
+            block_hasher=get_request_block_hasher(block_size),
+            **kwargs,
+        )
+
+    return make

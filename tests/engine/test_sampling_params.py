@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from paged_kv.engine.sampling_params import SamplingParams
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("top_p", math.nan),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("top_k", -2),
+        ("seed", 2**64),
+        ("seed", -(2**63) - 1),
+        ("max_tokens", 0),
+        ("max_tokens", -1),
+        ("min_tokens", -1),
+        ("stop", ""),
+        ("stop", ["a", ""]),
+        ("stop_token_ids", [-1]),
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_name(field, value):
+    with pytest.raises(ValueError, match=field) as error:
+        SamplingParams(**{field: value})
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", "1"),
+        ("temperature", True),
+        ("top_k", 1.5),
+        ("max_tokens", 1.0),
+        ("seed", "7"),
+        ("stop", [3]),
+        ("stop_token_ids", ["a"]),
+    ],
+)
+def test_a_wrong_type_is_refused_by_name(field, value):
+    with pytest.raises(TypeError, match=field):
+        SamplingParams(**{field: value})
+
+
+def test_min_tokens_may_not_exceed_max_tokens():
+    with pytest.raises(ValueError, match="min_tokens must be at most max_tokens"):
+        SamplingParams(max_tokens=2, min_tokens=3)
+    assert SamplingParams(max_tokens=None, min_tokens=3).min_tokens == 3
+
+
+def test_limits_are_allowed():
+    params = SamplingParams(
+        temperature=0, top_k=-1, top_p=1, min_p=1, seed=-(2**63), max_tokens=1, stop_token_ids=None
+    )
+    assert params.is_greedy
+    assert params.stop_token_ids == ()
+    assert not SamplingParams(temperature=0.5, seed=2**64 - 1).is_greedy
+
+
+def test_stop_is_a_string_or_a_list_of_strings():
+    assert SamplingParams(stop="end").stop_strings == ("end",)
+    assert SamplingParams(stop=["a", "b"]).stop_strings == ("a", "b")
+    assert SamplingParams(stop=None).stop_strings == ()
+
+
+def test_params_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        SamplingParams().top_k = 1
