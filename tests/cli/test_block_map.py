@@ -52,11 +52,12 @@ def test_drawing_fits_into_80_columns_in_any_encoding(encoding):
         num_blocks=300,
         block_size=16,
         requests=tuple(
-            RequestBlocks(str(i), tuple(range(1 + 4 * i, 5 + 4 * i)), 50 + i % 14) for i in range(60)
+            RequestBlocks(str(i), tuple(range(1 + 4 * i, 5 + 4 * i)), 50 + i % 14)
+            for i in range(60)
         ),
         idle_cached_block_ids=frozenset(range(280, 300)),
     )
-    prompts = {str(i): "a long prompt " * 10 + "é" * (encoding == "utf-8") for i in range(60)}
+    prompts = {str(i): "né " + "a long prompt " * 10 for i in range(60)}
     text = draw(many, encoding, prompts)
     assert max(len(line) for line in text.splitlines()) <= 80
 

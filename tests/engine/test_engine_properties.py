@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from paged_kv.hashing import get_request_block_hasher
 
 from paged_kv.engine import KVCacheManager, Request, RequestStatus, SamplingParams, Scheduler
-from paged_kv.hashing import get_request_block_hasher
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,9 @@ class Simulation:
     def check_blocks(self) -> None:
         self.manager.block_pool.check_integrity()
         usage = self.manager.get_block_usage()
-        held = {b for r in self.scheduler.running for b in self.manager.get_block_ids(r.request_id)[0]}
+        held = {
+            b for r in self.scheduler.running for b in self.manager.get_block_ids(r.request_id)[0]
+        }
         assert usage.num_used == len(held)
         assert usage.num_used + usage.num_idle_cached + usage.num_free == self.case.num_blocks - 1
         for request in self.scheduler.waiting:

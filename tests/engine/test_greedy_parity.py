@@ -16,7 +16,9 @@ LONG = 500
 
 
 def prompt_of(num_tokens):
-    return torch.randint(0, 199, (num_tokens,), generator=torch.Generator().manual_seed(num_tokens)).tolist()
+    return torch.randint(
+        0, 199, (num_tokens,), generator=torch.Generator().manual_seed(num_tokens)
+    ).tolist()
 
 
 @pytest.fixture(scope="session")

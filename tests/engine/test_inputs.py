@@ -30,7 +30,14 @@ def test_one_prompt_and_a_list_of_prompts_are_told_apart(prompts, expected):
 
 @pytest.mark.parametrize(
     "prompt",
-    ["ab", [97, 98], (97, 98), {"prompt": "ab"}, {"prompt_token_ids": [97, 98]}, np.array([97, 98]).tolist()],
+    [
+        "ab",
+        [97, 98],
+        (97, 98),
+        {"prompt": "ab"},
+        {"prompt_token_ids": [97, 98]},
+        np.array([97, 98]).tolist(),
+    ],
 )
 def test_every_form_of_a_prompt_gives_its_ids(prompt):
     encoded = encode_prompt(prompt, CharTokenizer(), 128)

@@ -142,7 +142,7 @@ def test_a_request_that_may_not_read_the_cache_still_fills_it(make_manager, make
 def test_without_caching_nothing_is_found(make_manager, make_request):
     manager = make_manager(enable_caching=False)
     run(manager, make_request(48))
-    assert manager.get_computed_blocks(make_request(48)) [1] == 0
+    assert manager.get_computed_blocks(make_request(48))[1] == 0
     assert manager.get_idle_cached_block_ids() == frozenset()
 
 

@@ -45,12 +45,13 @@ def test_prompts_longer_than_the_budget_are_computed_in_chunks(make_scheduler, m
 def test_a_chunk_that_needs_no_block_reports_none(make_scheduler, make_request):
     scheduler = make_scheduler(max_num_batched_tokens=16, max_num_seqs=1, block_size=32)
     add(scheduler, make_request(32, block_size=32))
-    first, second = [scheduler.schedule() for _ in range(1)][0], None
+    first = scheduler.schedule()
+    samples_token = first.scheduled[0].samples_token
     scheduler.update_from_output(first)
     second = scheduler.schedule()
     assert first.scheduled[0].new_block_ids == [1]
     assert first.scheduled[0].is_new
-    assert not first.scheduled[0].samples_token
+    assert not samples_token
     assert second.scheduled[0].new_block_ids == []
     assert second.scheduled[0].samples_token
 
@@ -73,7 +74,9 @@ def test_no_more_requests_run_than_allowed(make_scheduler, make_request):
 
 def test_the_youngest_is_preempted_and_nobody_admitted_in_that_step(make_scheduler, make_request):
     scheduler = make_scheduler(num_blocks=5)
-    requests = [make_request(range(i * 100, i * 100 + 32), request_id=c) for i, c in enumerate("ab")]
+    requests = [
+        make_request(range(i * 100, i * 100 + 32), request_id=c) for i, c in enumerate("ab")
+    ]
     add(scheduler, *requests)
     assert step(scheduler) == {"a": 32, "b": 32}
     add(scheduler, make_request(range(500, 510), request_id="c"))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["draw_block_map"]
 
 _BLOCKS_PER_ROW = 16
+_MAX_PROMPT_CHARACTERS = 26
 _OWNER_NAMES = string.ascii_uppercase + string.ascii_lowercase
 _UNNAMED_OWNER = "+"
 _OWNER_STYLES = ("cyan", "green", "yellow", "blue", "red")
@@ -52,6 +53,9 @@ def draw_block_map(block_map: BlockMap, prompts: Mapping[str, str], console: Con
         console: Where to print. ASCII is used where it cannot print block characters.
     """
     glyphs = _UNICODE if console.encoding.lower().startswith("utf") else _ASCII
+    prompts = {
+        request_id: _shorten(prompt, console.encoding) for request_id, prompt in prompts.items()
+    }
     drawing = _Drawing(block_map, glyphs)
     num_usable = block_map.num_blocks - 1
     console.print()
@@ -102,6 +106,7 @@ class _Drawing:
         self._print_skipped(console, num_skipped)
 
     def legend(self) -> str:
+        """What the cells mean."""
         glyphs = self._glyphs
         parts = ["A, B: held by that request", "2: shared by 2 requests"]
         parts.append(f"{glyphs.fill[0]} to {glyphs.fill[-1]}: how full")
@@ -111,16 +116,17 @@ class _Drawing:
         return " | ".join(parts)
 
     def block_tables(self, prompts: Mapping[str, str]) -> Table:
+        """One line for each request: its blocks in the order of its tokens."""
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
         table.add_column("request")
-        table.add_column("prompt", max_width=26, no_wrap=True, overflow="ellipsis")
+        table.add_column("prompt", no_wrap=True, overflow="crop")
         table.add_column("tokens", justify="right")
         table.add_column("block table (* shared, n/m part-filled)")
         for request in self._map.requests:
             request_id = request.request_id
             table.add_row(
                 Text(self._names[request_id], style=self._styles[request_id]),
-                Text(" ".join(prompts.get(request_id, "").split())),
+                Text(prompts.get(request_id, "")),
                 str(request.num_tokens),
                 self._block_table(request),
             )
@@ -168,3 +174,10 @@ class _Drawing:
     def _print_skipped(self, console: Console, num_blocks: int) -> None:
         if num_blocks:
             console.print(f"{'...':>6}  {num_blocks} free blocks", style=_IDLE_STYLE)
+
+
+def _shorten(prompt: str, encoding: str) -> str:
+    text = " ".join(prompt.split())
+    if len(text) > _MAX_PROMPT_CHARACTERS:
+        text = text[: _MAX_PROMPT_CHARACTERS - 3] + "..."
+    return text.encode(encoding, errors="replace").decode(encoding)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paged_kv.engine.memory import bytes_per_block
+from paged_kv.engine.memory import available_memory_bytes, bytes_per_block
 
 if TYPE_CHECKING:
     from paged_kv.models import ModelConfig
@@ -28,6 +28,9 @@ class CacheEngine:
         num_blocks: Blocks in each cache, the null block included.
         block_size: Tokens per block.
 
+    Raises:
+        MemoryError: The caches are larger than the memory that is available.
+
     Source:
         vLLM ``worker/cache_engine.py::CacheEngine`` (before v1).
     """
@@ -44,24 +47,28 @@ class CacheEngine:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._block_bytes = bytes_per_block(config, block_size, dtype)
-        shape = (num_blocks, block_size, config.num_kv_heads, config.head_size)
-        try:
-            self.kv_caches = [
-                (
-                    torch.empty(shape, dtype=dtype, device=device),
-                    torch.empty(shape, dtype=dtype, device=device),
-                )
-                for _ in range(config.num_layers)
-            ]
-        except RuntimeError as error:
-            # torch says "DefaultCPUAllocator: can't allocate memory" and more, over many lines.
+        available = available_memory_bytes(device)
+        # Checked here since pages that are only reserved come without an error.
+        if self.num_bytes > available:
             msg = (
-                f"cannot allocate {self.num_bytes} bytes for {num_blocks} KV blocks: "
-                "use fewer blocks (num_blocks)"
+                f"{num_blocks} KV blocks take {_gib(self.num_bytes)}, {_gib(available)} are "
+                "available: use fewer blocks (num_blocks)"
             )
-            raise MemoryError(msg) from error
+            raise MemoryError(msg)
+        shape = (num_blocks, block_size, config.num_kv_heads, config.head_size)
+        self.kv_caches = [
+            (
+                torch.empty(shape, dtype=dtype, device=device),
+                torch.empty(shape, dtype=dtype, device=device),
+            )
+            for _ in range(config.num_layers)
+        ]
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all caches together."""
         return self.num_blocks * self._block_bytes
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB"

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 __all__ = ["EngineConfig"]
 
+# Far above what is useful; keeps every product with a number of blocks within 64 bits.
+_MAX_BLOCK_SIZE = 2**20
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
@@ -36,10 +39,12 @@ class EngineConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check_at_least("block_size", self.block_size, 1)
-        if self.num_blocks is not None and self.num_blocks < 2:
+        if not 1 <= self.block_size <= _MAX_BLOCK_SIZE:
+            msg = f"block_size must be in [1, {_MAX_BLOCK_SIZE}], got {self.block_size}"
+            raise ValueError(msg)
+        if self.num_blocks is not None and not 2 <= self.num_blocks < 2**31:
             msg = (
-                "num_blocks must be at least 2 (block 0 is never handed out), "
+                "num_blocks must be at least 2 (block 0 is never handed out) and below 2**31, "
                 f"got {self.num_blocks}"
             )
             raise ValueError(msg)

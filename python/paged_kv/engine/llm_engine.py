@@ -82,6 +82,9 @@ class LLMEngine:
         self.max_model_len = _choose_max_model_len(
             config, model_config.max_position_embeddings, num_blocks
         )
+        self.cache_engine = CacheEngine(
+            model_config, num_blocks=num_blocks, block_size=config.block_size, dtype=dtype
+        )
         self.kv_cache_manager = KVCacheManager(
             num_blocks=num_blocks,
             block_size=config.block_size,
@@ -92,9 +95,6 @@ class LLMEngine:
             self.kv_cache_manager,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
-        )
-        self.cache_engine = CacheEngine(
-            model_config, num_blocks=num_blocks, block_size=config.block_size, dtype=dtype
         )
         self.model_runner = ModelRunner(
             loaded.model,

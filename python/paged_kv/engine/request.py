@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
+from paged_kv._core import BlockHashList
+
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     import torch
 
     from paged_kv.engine.sampling_params import SamplingParams
