@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING
+
 from paged_kv._core import (
     BlockHashList,
     BlockHashToBlockMap,
@@ -27,7 +30,11 @@ from paged_kv.hashing import (
     sha256_cbor,
 )
 
+if TYPE_CHECKING:
+    from paged_kv.engine import LLM, SamplingParams
+
 __all__ = [
+    "LLM",
     "BlockHashList",
     "BlockHashToBlockMap",
     "BlockPool",
@@ -37,6 +44,7 @@ __all__ = [
     "KVCacheBlock",
     "KVCacheBlocks",
     "OutOfBlocksError",
+    "SamplingParams",
     "__version__",
     "generate_block_hash_extra_keys",
     "get_block_hash",
@@ -48,3 +56,13 @@ __all__ = [
     "make_block_hash_with_group_id",
     "sha256_cbor",
 ]
+
+# Names that need torch; the rest of the package works without importing it.
+_FROM_ENGINE = ("LLM", "SamplingParams")
+
+
+def __getattr__(name: str) -> object:
+    if name in _FROM_ENGINE:
+        return getattr(importlib.import_module("paged_kv.engine"), name)
+    msg = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(msg)

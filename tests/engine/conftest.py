@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from paged_kv.hashing import get_request_block_hasher
-from paged_kv.models import LoadedModel, load_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from paged_kv.engine import LLM, KVCacheManager, Request, SamplingParams
+from paged_kv.hashing import get_request_block_hasher
+from paged_kv.models import LoadedModel, load_model
 
 TINY = LlamaConfig(
     vocab_size=199,

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paged_kv.hashing import get_request_block_hasher
 
 from paged_kv.engine import KVCacheManager, Request, RequestStatus, SamplingParams, Scheduler
+from paged_kv.hashing import get_request_block_hasher
 
 
 @dataclass(frozen=True)
