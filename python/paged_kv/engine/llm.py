@@ -249,7 +249,7 @@ def _one_for_each(
 
 def _parse_dtype(dtype: str | torch.dtype) -> torch.dtype:
     parsed = _DTYPES.get(dtype) if isinstance(dtype, str) else dtype
-    if parsed not in _DTYPES.values():
+    if parsed is None or parsed not in _DTYPES.values():
         msg = f"dtype must be one of {', '.join(_DTYPES)}, got {dtype}"
         raise ValueError(msg)
     return parsed

@@ -232,7 +232,7 @@ class Scheduler:
         while True:
             new_blocks = self.kv_cache_manager.allocate_slots(request, num_new_tokens)
             if new_blocks is not None:
-                return list(new_blocks.get_block_ids()[0])
+                return [block.block_id for block in new_blocks.blocks[0]]
             victim = self.running.pop()
             self._preempt(victim)
             output.preempted_req_ids.append(victim.request_id)
