@@ -65,7 +65,7 @@ def draw_block_map(block_map: BlockMap, prompts: Mapping[str, str], console: Con
         markup=False,
     )
     drawing.print_pool(console)
-    console.print(drawing.legend(), style="dim")
+    drawing.print_legend(console)
     console.print()
     console.print(drawing.block_tables(prompts))
 
@@ -105,15 +105,20 @@ class _Drawing:
             console.print(line)
         self._print_skipped(console, num_skipped)
 
-    def legend(self) -> str:
-        """What the cells mean."""
+    def print_legend(self, console: Console) -> None:
+        """What the cells and the tables below mean."""
         glyphs = self._glyphs
-        parts = ["A, B: held by that request", "2: shared by 2 requests"]
-        parts.append(f"{glyphs.fill[0]} to {glyphs.fill[-1]}: how full")
-        parts.append(f"{glyphs.free} free")
-        parts.append(f"{glyphs.idle_cached} free, content still cached")
-        parts.append(f"{glyphs.null.strip()} never used")
-        return " | ".join(parts)
+        fill, null = glyphs.fill, glyphs.null.strip()
+        size = self._map.block_size
+        console.print(
+            f"A, B: held by that request   2: shared by 2 requests   {fill[0]} to {fill[-1]}: how full",
+            f"{glyphs.free}: free   {glyphs.idle_cached}: free, content still cached   "
+            f"{null}: never handed out",
+            f"7*: block 7 is shared   7:1/{size}: block 7 holds 1 of {size} tokens",
+            sep="\n",
+            style=_IDLE_STYLE,
+            markup=False,
+        )
 
     def block_tables(self, prompts: Mapping[str, str]) -> Table:
         """One line for each request: its blocks in the order of its tokens."""
@@ -121,7 +126,7 @@ class _Drawing:
         table.add_column("request")
         table.add_column("prompt", no_wrap=True, overflow="crop")
         table.add_column("tokens", justify="right")
-        table.add_column("block table (* shared, n/m part-filled)")
+        table.add_column("block table")
         for request in self._map.requests:
             request_id = request.request_id
             table.add_row(
