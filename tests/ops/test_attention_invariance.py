@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Results that may not depend on something are the same bits, whatever it is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from ops.attention_calls import poisoned, positional, v1, v2, varlen
+
+from paged_kv import ops
+from paged_kv.testing import AttentionCase, make_case
+
+MIXED = AttentionCase(
+    "mixed", (1, 40, 1, 5), (80, 130, 600, 5), num_heads=6, head_size=32, sinks=True
+)
+DECODE = AttentionCase("decode", (1,) * 4, (3, 64, 600, 1100), num_heads=6, head_size=32)
+
+
+@pytest.fixture
+def _restore_threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("layout", ["nhd", "hnd", "vllm"])
+def test_placement_of_blocks(layout):
+    """The same keys in other physical blocks, 20 times."""
+    case = AttentionCase("placed", (1, 20), (100, 70), head_size=32, block_size=8, layout=layout)
+    out, lse = varlen(case, make_case(case, placement=0))
+    for placement in range(1, 21):
+        other_out, other_lse = varlen(case, make_case(case, placement=placement))
+        assert torch.equal(out, other_out)
+        assert torch.equal(lse, other_lse)
+
+
+def test_layout():
+    results = [
+        varlen(case, make_case(case))[0]
+        for layout in ("nhd", "hnd", "vllm")
+        for case in [AttentionCase("laid out", (1, 20), (100, 70), layout=layout)]
+    ]
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+@pytest.mark.usefixtures("_restore_threads")
+def test_number_of_threads():
+    results = []
+    for num_threads in (1, 2, 3, 7):
+        torch.set_num_threads(num_threads)
+        mixed, decode = make_case(MIXED), make_case(DECODE)
+        results.append((*varlen(MIXED, mixed), v1(DECODE, decode), v2(DECODE, decode)[0]))
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            assert torch.equal(a, b)
+
+
+def test_batch_around_a_sequence():
+    """Each sequence alone, and the batch in reverse order, give what the batch gives."""
+    inputs = make_case(MIXED)
+    out, _ = varlen(MIXED, inputs)
+    starts = inputs.query_start_loc.tolist()
+    order = [3, 2, 1, 0]
+    for chosen in ([0], [1], [2], [3], order):
+        rows = [torch.arange(starts[seq], starts[seq + 1]) for seq in chosen]
+        query = inputs.query[torch.cat(rows)]
+        lens = [len(r) for r in rows]
+        part = poisoned(*query.shape, dtype=query.dtype)
+        ops.paged_attention_varlen(
+            part,
+            query,
+            inputs.key_cache,
+            inputs.value_cache,
+            torch.tensor([0, *lens]).cumsum(0, dtype=torch.int32),
+            inputs.seq_lens[chosen],
+            inputs.block_tables[chosen],
+            inputs.scale,
+            sinks=inputs.sinks,
+        )
+        assert torch.equal(part, out[torch.cat(rows)])
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+@pytest.mark.parametrize("window", [0, 30])
+def test_chunks_of_a_prompt(chunk, window):
+    """A prompt in one step, in chunks, or token by token: what a prefix-cache hit relies on."""
+    case = AttentionCase("prompt", (150,), (150,), head_size=32, sliding_window=window)
+    inputs = make_case(case)
+    whole, _ = varlen(case, inputs)
+    for begin in range(0, 150, chunk):
+        end = min(begin + chunk, 150)
+        part = poisoned(end - begin, *whole.shape[1:], dtype=case.dtype)
+        ops.paged_attention_varlen(
+            part,
+            inputs.query[begin:end],
+            inputs.key_cache,
+            inputs.value_cache,
+            torch.tensor([0, end - begin], dtype=torch.int32),
+            torch.tensor([end], dtype=torch.int32),
+            inputs.block_tables,
+            inputs.scale,
+            sliding_window=window,
+        )
+        assert torch.equal(part, whole[begin:end])
+
+
+def test_v1_equals_varlen():
+    inputs = make_case(DECODE)
+    assert torch.equal(v1(DECODE, inputs), varlen(DECODE, inputs)[0])
+
+
+def test_plan_workspace_and_split_change_nothing():
+    inputs = make_case(MIXED)
+    size = ops.attention_plan_size(4, 47, 6, 2, 32, 16)
+    plan = torch.zeros(size, dtype=torch.int32)
+    ops.plan_attention(inputs.query_start_loc, inputs.seq_lens, 6, 2, 32, 16, plan)
+    workspace = torch.empty(1024, dtype=torch.uint8)
+    planned, _ = varlen(MIXED, inputs, plan=plan, workspace=workspace, split_tokens=512)
+    assert torch.equal(planned, varlen(MIXED, inputs)[0])
+
+
+def test_needle():
+    """A key that wins against all others gives its own value, wherever it lies."""
+    seq_len, head_size = 200, 32
+    case = AttentionCase("needle", (1,), (seq_len,), 2, 1, head_size, block_size=8)
+    inputs = make_case(case)
+    for pos in range(seq_len):
+        block, offset = inputs.block_tables[0, pos // 8], pos % 8
+        key = inputs.key_cache[block, offset, 0].clone()
+        inputs.query[:] = 1000 * key / key.norm()
+        inputs.key_cache[block, offset, 0] = 100 * key
+        out, _ = varlen(case, inputs)
+        value = inputs.value_cache[block, offset, 0]
+        assert torch.equal(out[0], value.expand(2, -1)), pos
+        inputs.key_cache[block, offset, 0] = key
+
+
+@pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 100])
+@pytest.mark.parametrize("query_len", [1, 5, 40])
+def test_a_window_counts_the_query_itself(window, query_len):
+    """Equal logits and one-hot values show exactly which keys are seen."""
+    seq_len = 40
+    case = AttentionCase(
+        "window", (query_len,), (seq_len,), 1, 1, head_size=64, sliding_window=window
+    )
+    inputs = make_case(case)
+    inputs.query.zero_()
+    pos = torch.arange(seq_len)
+    ids = inputs.block_tables[0, pos // 16].long()
+    inputs.value_cache[ids, pos % 16, 0] = torch.eye(seq_len, 64)
+    out, _ = varlen(case, inputs)
+    for i in range(query_len):
+        query_pos = seq_len - query_len + i
+        seen = set((out[i, 0] > 0).nonzero().flatten().tolist())
+        assert seen == set(range(max(0, query_pos - window + 1), query_pos + 1))
+
+
+def test_blocks_before_the_window_are_not_used():
+    """Their table entries may be anything: the host gives those blocks away."""
+    case = AttentionCase("window", (3,), (100,), sliding_window=20)
+    inputs = make_case(case)
+    expected, _ = varlen(case, inputs)
+    inputs.block_tables[0, : (97 - 19) // 16] = 2_147_480_000
+    assert torch.equal(varlen(case, inputs)[0], expected)
+
+
+def test_padding_rows_are_left_alone():
+    case = AttentionCase("padded", (2, 1), (20, 5))
+    inputs = make_case(case)
+    query = torch.cat([inputs.query, torch.full_like(inputs.query, torch.nan)])
+    out = torch.full_like(query, 7.0)
+    ops.paged_attention_varlen(out, query, *positional(inputs)[1:])
+    assert torch.equal(out[:3], varlen(case, inputs)[0])
+    assert (out[3:] == 7).all()
+
+
+def test_strided_everything():
+    """Non-contiguous outputs, LSE, tables and lengths are honoured."""
+    case = AttentionCase("strided", (3, 1), (50, 20))
+    inputs = make_case(case)
+    out, lse = varlen(case, inputs)
+
+    def spread(tensor):
+        wide = tensor.new_zeros(*tensor.shape, 2)
+        wide[..., 0] = tensor
+        return wide[..., 0]
+
+    other_out = torch.zeros(4, 4, 128)[:, :, :64]
+    other_lse = torch.zeros(4, 4).T
+    ops.paged_attention_varlen(
+        other_out,
+        inputs.query,
+        inputs.key_cache,
+        inputs.value_cache,
+        spread(inputs.query_start_loc),
+        spread(inputs.seq_lens),
+        spread(inputs.block_tables),
+        inputs.scale,
+        lse=other_lse,
+    )
+    assert torch.equal(other_out, out)
+    assert torch.equal(other_lse, lse)
