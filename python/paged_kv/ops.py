@@ -17,8 +17,6 @@ import paged_kv._cache_fakes  # noqa: F401  (both register the kernels for fake 
 from paged_kv._attention_ops import (
     attention_plan_size,
     merge_attn_states,
-    paged_attention_v1,
-    paged_attention_v2,
     paged_attention_varlen,
     plan_attention,
 )
@@ -34,6 +32,7 @@ from paged_kv._cache_ops import (
     reshape_and_cache_flash,
     swap_blocks,
 )
+from paged_kv._paged_attention_ops import paged_attention_v1, paged_attention_v2
 
 __all__ = [
     "apply_block_table_writes",
