@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 from model import _smollm2
 
 from paged_kv import LLM, SamplingParams
+from paged_kv.engine.detokenizer import Detokenizer
 
 NUM_TOKENS = 10
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -122,3 +125,14 @@ def test_a_second_run_hits_the_cache_and_gives_the_same_text(smollm2, expected):
         assert before.num_cached_tokens == 0
         if before.outputs[0].text != after.outputs[0].text:
             assert_same_tokens(llm, after, *expected[which])
+
+
+def test_streamed_text_of_random_ids_equals_the_text_decoded_at_once(smollm2):
+    """Ids near the beginning of the vocabulary are single bytes: most sequences are no UTF-8."""
+    tokenizer, rng = smollm2.tokenizer, random.Random(0)
+    for ids in (range(400), range(tokenizer.vocab_size)):
+        for _ in range(200):
+            sequence = [rng.choice(ids) for _ in range(40)]
+            detokenizer = Detokenizer(tokenizer)
+            pieces = [detokenizer.append(token_id) for token_id in sequence]
+            assert "".join(pieces) + detokenizer.flush() == tokenizer.decode(sequence)

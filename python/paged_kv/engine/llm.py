@@ -71,7 +71,7 @@ class LLM:
     Example:
         >>> from paged_kv import LLM, SamplingParams
         >>> llm = LLM("smollm2-135m", num_blocks=64)
-        >>> params = SamplingParams(temperature=0.0, max_tokens=3)
+        >>> params = SamplingParams(temperature=0.0, max_tokens=2)
         >>> llm.generate("The capital of France is", params)[0].outputs[0].text
         ' Paris.'
     """
