@@ -245,6 +245,12 @@ def test_media_enter_each_block_they_reach_with_their_offset():
     assert generate_block_hash_extra_keys(request, 12, 16, -1) == ((("mm", "C", 0),), 3)
 
 
+def test_media_that_end_where_a_block_ends_are_not_part_of_the_next():
+    request = make_request([0] * 16, mm=[("A", 4, 4), ("B", 9, 1)])
+    assert generate_block_hash_extra_keys(request, 4, 8, 0) == ((("mm", "A", 0),), 1)
+    assert generate_block_hash_extra_keys(request, 8, 12, 0) == ((("mm", "B", 1),), 2)
+
+
 def test_extra_keys_come_in_a_fixed_order():
     embeds = np.ones((4, 2), dtype=np.float32)
     request = make_request([0] * 4, lora=("L", "/p"), mm=[("x", 1, 2)], salt="s", embeds=embeds)

@@ -84,6 +84,19 @@ def test_blocks_with_one_key_coexist_and_the_first_is_found():
     assert find(pool, hashes) == []
 
 
+def test_equal_blocks_are_found_in_the_order_of_their_caching():
+    pool = make_pool()
+    hashes = hashes_of(16)
+    for _ in range(5):
+        allocate_and_cache(pool, hashes)
+    pool.evict_blocks([3])
+    found = []
+    while ids := find(pool, hashes):
+        found += ids
+        pool.evict_blocks(ids)
+    assert found == [1, 2, 4, 5]
+
+
 def test_reuse_of_one_of_two_equal_blocks_leaves_the_other_with_its_owner():
     """Two requests with one prompt in one step hold different blocks; no block gets two owners."""
     pool = make_pool(4)
