@@ -26,6 +26,8 @@ from paged_kv._core import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import numpy as np
+
 __all__ = [
     "DEFAULT_NONE_HASH_SEED",
     "NONE_HASH",
@@ -36,6 +38,7 @@ __all__ = [
     "get_group_id",
     "get_request_block_hasher",
     "hash_block_tokens",
+    "hash_blocks",
     "init_none_hash",
     "make_block_hash_with_group_id",
     "sha256_cbor",
@@ -107,6 +110,30 @@ def hash_block_tokens(
     if hash_function is sha256_cbor:
         return _core.hash_block_tokens(parent, curr_block_token_ids, extra_keys)
     return hash_function((parent, tuple(curr_block_token_ids), extra_keys))
+
+
+def hash_blocks(
+    token_ids: Sequence[int] | np.ndarray,
+    block_size: int,
+    parent_block_hash: bytes | None = None,
+) -> BlockHashList:
+    """Hash all full blocks of a sequence of tokens, in one call.
+
+    Args:
+        token_ids: ``[num_tokens]``: a list, or an int32 or int64 array.
+        block_size: Tokens per block. Tokens past the last full block are not hashed.
+        parent_block_hash: Hash of the block before the first one; None if there is none.
+
+    Returns:
+        ``num_tokens // block_size`` hashes, for example for `BlockPool.cache_full_blocks`.
+
+    Example:
+        >>> hashes = hash_blocks([1, 2, 3, 4, 5, 6, 7, 300, 9], block_size=4)
+        >>> [block_hash.hex()[:8] for block_hash in hashes]  # without PYTHONHASHSEED
+        ['58d0879d', '310a6c1c']
+    """
+    parent = parent_block_hash or NONE_HASH
+    return _core.hash_full_blocks(None, token_ids, block_size, 0, parent)
 
 
 def get_request_block_hasher(

@@ -21,6 +21,7 @@ from paged_kv.hashing import (
     get_group_id,
     get_request_block_hasher,
     hash_block_tokens,
+    hash_blocks,
     init_none_hash,
     make_block_hash_with_group_id,
     sha256_cbor,
@@ -377,3 +378,14 @@ def test_block_hash_list_behaves_like_a_list():
     with pytest.raises(TypeError):
         hashes.extend([b"x" * 32, 1])
     assert len(hashes) == 3
+
+
+@pytest.mark.parametrize("as_array", [list, np.int32, np.int64])
+def test_hash_blocks_is_the_chain_of_hash_block_tokens(as_array):
+    tokens = [7, 300, 70_000, 1, 2, 3, 4, 5, 6]
+    first = hash_block_tokens(sha256_cbor, None, tokens[:4])
+    second = hash_block_tokens(sha256_cbor, first, tokens[4:8])
+    given = tokens if as_array is list else np.array(tokens, dtype=as_array)
+    assert list(hash_blocks(given, 4)) == [first, second]
+    assert list(hash_blocks(given[4:], 4, first)) == [second]
+    assert list(hash_blocks(given[:3], 4)) == []

@@ -16,7 +16,7 @@ REPO_ROOT = Path(__file__).resolve().parents[2]
 FAST_BUILD = "-Ccmake.build-type=Debug"  # no optimisation: these builds are about packaging
 USE_IT = """
 import torch
-import paged_kv
+import paged_kv.ops
 pool = paged_kv.BlockPool(8, True, 16)
 assert pool.get_new_block_ids(2).tolist() == [1, 2]
 slots = torch.empty(3, dtype=torch.int64)
