@@ -5,11 +5,33 @@
 #include "bindings.h"
 #include "paged_kv/check.h"
 
+#include <map>
+#include <string>
+
+#include <pybind11/stl.h>
+
 namespace py = pybind11;
+
+namespace {
+
+// What the build system said; see CMakeLists.txt.
+std::map<std::string, std::string> build_info() {
+  return {
+      {"compiler", PAGED_KV_COMPILER},
+      {"build type", PAGED_KV_BUILD_TYPE},
+      {"CUDA", PAGED_KV_CUDA_ARCHITECTURES},
+      {"sanitizers", PAGED_KV_SANITIZE},
+  };
+}
+
+}  // namespace
 
 PYBIND11_MODULE(_core, m) {
   m.doc() = "Host core of paged_kv: block pool, prefix cache and block tables.";
   m.attr("__version__") = PAGED_KV_VERSION;
+  m.def("build_info", &build_info,
+        "How the native code was built: compiler, build type, CUDA architectures and sanitizers, "
+        "empty where there are none.");
   py::register_exception<paged_kv::OutOfBlocksError>(m, "OutOfBlocksError", PyExc_ValueError);
   py::register_exception<paged_kv::InvariantError>(m, "InvariantError", PyExc_AssertionError);
   paged_kv::bindings::bind_hash(m);

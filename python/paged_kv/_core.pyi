@@ -6,7 +6,7 @@ import collections.abc
 import numpy
 import numpy.typing
 import typing
-__all__: list[str] = ['BlockHashList', 'BlockHashToBlockMap', 'BlockPool', 'BlockTable', 'FreeKVCacheBlockQueue', 'InvariantError', 'KVCacheBlock', 'KVCacheBlocks', 'OutOfBlocksError', 'generate_block_hash_extra_keys', 'get_block_hash', 'get_block_table_width', 'get_group_id', 'hash_block_tokens', 'hash_full_blocks', 'make_block_hash_with_group_id', 'sha256_cbor']
+__all__: list[str] = ['BlockHashList', 'BlockHashToBlockMap', 'BlockPool', 'BlockTable', 'FreeKVCacheBlockQueue', 'InvariantError', 'KVCacheBlock', 'KVCacheBlocks', 'OutOfBlocksError', 'build_info', 'generate_block_hash_extra_keys', 'get_block_hash', 'get_block_table_width', 'get_group_id', 'hash_block_tokens', 'hash_full_blocks', 'make_block_hash_with_group_id', 'sha256_cbor']
 class OutOfBlocksError(ValueError):
     pass
 class InvariantError(AssertionError):
@@ -480,6 +480,10 @@ class BlockTable:
         """
         Kernel blocks that fit in a row.
         """
+def build_info() -> dict[str, str]:
+    """
+    How the native code was built: compiler, build type, CUDA architectures and sanitizers, empty where there are none.
+    """
 def generate_block_hash_extra_keys(request: typing.Any, start_token_idx: int, end_token_idx: int, start_mm_idx: int) -> tuple[tuple[tuple[typing.Any, ...], ...] | None, int]:
     """
     What besides its tokens goes into the hash of a block.

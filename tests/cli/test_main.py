@@ -293,6 +293,8 @@ def test_info_names_versions_features_and_backends(capsys):
     report = capsys.readouterr().out
     rows = {line[:28].strip(): line[28:].strip() for line in report.splitlines()}
     assert rows["paged_kv"] == paged_kv.__version__
+    assert rows["build type"] in ("Release", "Debug", "RelWithDebInfo", "MinSizeRel")
+    assert rows["compiler"].split()[0] in ("GNU", "Clang")
     assert rows["torch"] == torch.__version__
     assert "CPU" in rows["reshape_and_cache_flash"]
     assert "CPU" in rows["paged_attention_varlen"]

@@ -11,6 +11,7 @@ import torch
 
 import paged_kv
 import paged_kv.ops
+from paged_kv._core import build_info
 
 __all__ = ["info"]
 
@@ -52,6 +53,7 @@ def _environment() -> dict[str, str]:
     cuda_kernels = "yes" if any("CUDA" in backends for backends in ops) else "no"
     return {
         "paged_kv": paged_kv.__version__,
+        **{f"  {name}": value or "none" for name, value in build_info().items()},
         "CUDA kernels": f"{cuda_kernels} (torch built for CUDA: {torch.version.cuda or 'no'})",
         "torch": torch.__version__,
         "Python": f"{platform.python_version()} on {sys.platform}",
