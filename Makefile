@@ -13,6 +13,8 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 JOBS ?= $(shell nproc)
 PYTEST_ARGS ?=
+# One worker a core, one thread each; a file's tests stay together, for they share what is slow to set up.
+PARALLEL ?= -n $(JOBS) --dist loadfile --no-loadscope-reorder
 export PAGED_KV_CUDA ?= 0
 
 BIN := $(VENV)/bin
@@ -34,7 +36,7 @@ demo: $(DONE)/install $(DONE)/demo-model
 
 test: $(DONE)/install $(DONE)/demo-model $(DONE)/test-tools $(DONE)/cpp-release $(DONE)/cpp-asan
 	$(call say,Tests)
-	$(BIN)/python -m pytest --durations=15 $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) --durations=15 $(PYTEST_ARGS)
 
 lint: $(DONE)/install $(DONE)/lint-tools
 	$(call say,ruff)

@@ -16,6 +16,8 @@ import pytest
 REPO_ROOT = Path(__file__).resolve().parent.parent
 BINARY_DIRS = {"release": "build/cpp-release", "asan": "build/cpp-asan"}
 TIMEOUT_S = 300
+# Files that take minutes. They run first, so that parallel workers end at about the same time.
+SLOW_FILES = ("test_install.py", "test_smollm2.py")
 
 
 def _binaries() -> dict[str, Path]:
@@ -78,3 +80,7 @@ def pytest_collect_file(parent, file_path):
     if file_path == REPO_ROOT / "tests/cpp/CMakeLists.txt":
         return CppTestFile.from_parent(parent, path=file_path)
     return None
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: item.path.name not in SLOW_FILES)
