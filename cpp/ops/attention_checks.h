@@ -7,6 +7,7 @@
 #include "ops/cpu/paged_attention.h"
 #include "ops/tensor_checks.h"
 
+#include <cmath>
 #include <cstdint>
 #include <optional>
 
@@ -26,6 +27,12 @@ inline void check_query(const Tensor& out, const Tensor& query, NamedSizes& size
   const std::int64_t head_size = sizes["head_size"];
   PAGED_KV_CHECK(head_size >= 1 && head_size <= cpu::kMaxHeadSize,
                  "query: expected a head_size in [1, ", cpu::kMaxHeadSize, "], got ", head_size);
+}
+
+// Finite also as the float32 that the kernel computes with.
+inline void check_attention_scale(double scale) {
+  PAGED_KV_CHECK(std::isfinite(static_cast<float>(scale)),
+                 "scale: expected a finite number (as float32), got ", scale);
 }
 
 // Binds num_blocks, block_size and num_kv_heads. `dtype` is the query's.

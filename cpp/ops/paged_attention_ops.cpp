@@ -10,7 +10,6 @@
 #include "ops/torch_thread_runner.h"
 #include "paged_kv/math.h"
 
-#include <cmath>
 #include <optional>
 #include <string>
 
@@ -36,6 +35,9 @@ struct DecodeArguments {
   cpu::BlockSparsity sparsity;
 };
 
+constexpr std::int64_t kMaxRank = 1 << 16;
+constexpr std::int64_t kMaxSlidingStep = 1 << 20;
+
 void check_sparsity(const cpu::BlockSparsity& sparsity, std::int64_t block_size) {
   if (!sparsity.enabled()) return;
   PAGED_KV_CHECK(sparsity.block_size > 0 && sparsity.block_size % block_size == 0,
@@ -43,7 +45,13 @@ void check_sparsity(const cpu::BlockSparsity& sparsity, std::int64_t block_size)
                  ", got ", sparsity.block_size);
   PAGED_KV_CHECK(sparsity.local_blocks >= 0, "blocksparse_local_blocks: expected >= 0, got ",
                  sparsity.local_blocks);
-  PAGED_KV_CHECK(sparsity.tp_rank >= 0, "tp_rank: expected >= 0, got ", sparsity.tp_rank);
+  // The bounds keep the pattern's offsets within 64 bits.
+  PAGED_KV_CHECK(sparsity.tp_rank >= 0 && sparsity.tp_rank <= kMaxRank, "tp_rank: expected in [0, ",
+                 kMaxRank, "], got ", sparsity.tp_rank);
+  PAGED_KV_CHECK(sparsity.head_sliding_step >= -kMaxSlidingStep &&
+                     sparsity.head_sliding_step <= kMaxSlidingStep,
+                 "blocksparse_head_sliding_step: expected in [", -kMaxSlidingStep, ", ",
+                 kMaxSlidingStep, "], got ", sparsity.head_sliding_step);
 }
 
 // All checks of v1; calls f<T>(params) with what follows from them.
@@ -60,7 +68,7 @@ void with_params(const DecodeArguments& args, NamedSizes& sizes, F&& f) {
   const PerHead slopes = check_per_head(args.alibi_slopes, "alibi_slopes", sizes);
   check_scale(args.k_scale, "k_scale", args.num_kv_heads);
   check_scale(args.v_scale, "v_scale", args.num_kv_heads);
-  PAGED_KV_CHECK(std::isfinite(args.scale), "scale: expected a finite number, got ", args.scale);
+  check_attention_scale(args.scale);
   check_sparsity(args.sparsity, args.block_size);
   const cpu::AttentionMask mask{.causal = true, .sliding_window = 0};
   cpu::check_batch(batch, mask);

@@ -27,9 +27,11 @@ void check_plan(const std::optional<Tensor>& plan, const std::optional<Tensor>& 
 
 void check_scalars(double scale, std::int64_t sliding_window, double softcap,
                    std::int64_t split_tokens) {
-  PAGED_KV_CHECK(std::isfinite(scale), "scale: expected a finite number, got ", scale);
+  check_attention_scale(scale);
   PAGED_KV_CHECK(sliding_window >= 0, "sliding_window: expected >= 0, got ", sliding_window);
-  PAGED_KV_CHECK(std::isfinite(softcap) && softcap >= 0, "softcap: expected >= 0, got ", softcap);
+  const auto softcap32 = static_cast<float>(softcap);  // the kernel divides by it
+  PAGED_KV_CHECK(softcap == 0 || (softcap > 0 && std::isnormal(softcap32)),
+                 "softcap: expected 0 or a positive normal float32, got ", softcap);
   PAGED_KV_CHECK(split_tokens >= 0, "split_tokens: expected >= 0, got ", split_tokens);
 }
 

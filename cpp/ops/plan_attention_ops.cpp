@@ -27,12 +27,13 @@ void plan_attention(const Tensor& query_start_loc, const Tensor& seq_lens, std::
       .head_size = head_size,
       .num_slots = num_slots,
   };
-  const cpu::AttentionPlan result = cpu::plan_attention(problem);
+  // Before the plan is made: that takes memory in proportion to what is asked for.
+  cpu::check_plan_problem(problem);
   const std::int64_t needed = cpu::max_plan_size(num_seqs, problem.query_start_loc[num_seqs],
                                                  num_heads, num_kv_heads, head_size, num_slots);
   PAGED_KV_CHECK(plan.numel() >= needed, "plan: expected at least ", needed, " elements, got ",
                  plan.numel());
-  cpu::write_plan(result, num_seqs,
+  cpu::write_plan(cpu::plan_attention(problem), num_seqs,
                   {plan.mutable_data_ptr<std::int32_t>(), static_cast<std::size_t>(plan.numel())});
 }
 

@@ -22,13 +22,26 @@ _Size = int  # or torch.SymInt, which type checkers see as int
 
 
 class NamedSizes:
-    """Sizes by name: bound at first use, compared from then on."""
+    """Sizes by name: bound at first use, compared from then on. All tensors are on one device."""
 
     def __init__(self) -> None:
         self._sizes: dict[str, _Size] = {}
+        self._first: tuple[str, str] | None = None  # name and device type
 
     def check(self, tensor: Tensor, name: str, *dims: str) -> None:
-        """Checks that ``tensor`` has one dimension for each name in ``dims``, of that size."""
+        """Checks that ``tensor`` has one dimension for each name in ``dims``, of that size.
+
+        Also that it is on the device of the tensors before it. A real tensor among meta tensors
+        ends up here, and an op that then did nothing would leave its outputs unwritten.
+        """
+        first_name, device = self._first = self._first or (name, tensor.device.type)
+        torch._check(
+            tensor.device.type == device,
+            lambda: (
+                f"{name}: expected a tensor on {device}, like {first_name}, "
+                f"got one on {tensor.device.type}"
+            ),
+        )
         torch._check(
             tensor.dim() == len(dims),
             lambda: f"{name}: expected shape [{', '.join(dims)}], got {list(tensor.shape)}",

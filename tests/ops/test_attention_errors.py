@@ -64,8 +64,14 @@ BAD = {
     "lens int64": ({"seq_lens": torch.tensor([20, 35])}, "seq_lens: expected dtype Int, got Long"),
     "tables rows": ({"block_tables": torch.zeros(1, 4, dtype=torch.int32)}, "block_tables: expect"),
     "scale": ({"scale": float("nan")}, "scale: expected a finite number"),
+    "scale past float32": ({"scale": 1e300}, "scale: expected a finite number"),
+    "softcap below float32": ({"softcap": 1e-42}, "softcap: expected 0 or a positive normal"),
+    "query on meta": (
+        {"query": torch.zeros(4, 4, 64, device="meta")},
+        "out: expected a tensor on meta, like query, got one on cpu",
+    ),
     "window": ({"sliding_window": -1}, "sliding_window: expected >= 0, got -1"),
-    "softcap": ({"softcap": -1.0}, "softcap: expected >= 0, got -1"),
+    "softcap": ({"softcap": -1.0}, "softcap: expected 0 or a positive normal float32, got -1"),
     "split": ({"split_tokens": -1}, "split_tokens: expected >= 0"),
     "slopes": ({"alibi_slopes": torch.zeros(3)}, "alibi_slopes: expected num_heads = 4"),
     "sinks": ({"sinks": torch.zeros(4).double()}, "sinks: expected dtype Float, got Double"),
@@ -135,8 +141,13 @@ def test_decode_ops_name_the_bad_argument(version):
     ):
         with pytest.raises(RuntimeError, match=message):
             call(index, value)
-    with pytest.raises(RuntimeError, match="blocksparse_block_size: expected a multiple"):
-        ops.paged_attention_v1(out, *good, 0, 1, 4, 24, 0)
+    for sparsity, message in (
+        ((0, 1, 4, 24, 0), "blocksparse_block_size: expected a multiple"),
+        ((2**63 - 1, 1, 4, 32, 1), "tp_rank: expected in"),
+        ((0, 1, 4, 32, -(2**63)), "blocksparse_head_sliding_step: expected in"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            ops.paged_attention_v1(out, *good, *sparsity)
     assert (out == 7).all()
 
 

@@ -91,3 +91,15 @@ def test_names_the_bad_argument(changes, message):
 
 def test_empty():
     merge(torch.zeros(0, 2, 8), torch.zeros(2, 0), torch.zeros(0, 2, 8), torch.zeros(2, 0))
+
+
+@pytest.mark.parametrize("other", [0.0, -INF, INF, torch.nan])
+@pytest.mark.parametrize("nan_side", ["prefix", "suffix"])
+def test_a_nan_lse_makes_the_row_nan(nan_side, other):
+    """It comes from a model at fault; a row of zeros would hide that."""
+    side = torch.ones(1, 1, 8)
+    nan, lse = torch.full((1, 1), torch.nan), torch.full((1, 1), other)
+    sides = (side, nan, side, lse) if nan_side == "prefix" else (side, lse, side, nan)
+    output, merged_lse = merge(*sides)
+    assert output.isnan().all()
+    assert merged_lse.isnan().all()

@@ -120,3 +120,26 @@ def test_v2_accepts_more_partitions_than_needed():
     ops.paged_attention_v2(out, *buffers, *decode_arguments(case, inputs))
     assert torch.equal(out, v2(case, inputs)[0])
     assert buffers[0][:, :, 2:].isnan().all()
+
+
+@pytest.mark.parametrize("seq_len", [3, 700])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_query_of_nan_gives_nan(dtype, seq_len):
+    """All its logits are NaN: it must not pass for a query without keys, which gives zeros."""
+    case = AttentionCase("nan", (1, 1), (seq_len, seq_len), layout="vllm", dtype=dtype)
+    inputs = make_case(case)
+    inputs.query[0] = torch.nan
+    out, lse = varlen(case, inputs)
+    for result in (out, v1(case, inputs), v2(case, inputs)[0]):
+        assert result[0].isnan().all()
+        assert result[1].isfinite().all()
+    assert lse[:, 0].isnan().all()
+    assert lse[:, 1].isfinite().all()
+
+
+def test_the_largest_window_is_no_window():
+    """Also for queries before the first key, whose position minus the window is below 2**63."""
+    case = AttentionCase("wide", (5, 1), (2, 20), causal=False)
+    inputs = make_case(case)
+    expected = varlen(case, inputs)[0]
+    assert torch.equal(varlen(case, inputs, sliding_window=2**63 - 1)[0], expected)

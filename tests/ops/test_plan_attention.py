@@ -66,8 +66,18 @@ def test_a_short_buffer_is_refused():
         (([1], [-1]), r"seq_lens\[0\]: expected >= 0"),
         (([1], [5], 8, 3), "num_heads: expected a multiple of num_kv_heads = 3"),
         (([1], [5], 8, 2, 64, 0), "num_slots: expected >= 1"),
+        (([1], [5], 8, 2, 64, 2**31), "num_slots: expected <= 2147483647"),
+        (([1], [5], 2**31, 1), "num_heads: expected <= 2147483647"),
+        # Refused before memory for 2**31 slots, or 2**31 tiles, is taken.
+        (([1], [5], 8, 1, 64, 2**31 - 1), "plan: expected at least .* got 1000"),
+        (([2**31 - 1], [5], 2**20, 1), "plan: expected at least .* got 1000"),
     ],
 )
 def test_names_the_bad_argument(arguments, message):
+    query_lens, seq_lens, *sizes = arguments
+    sizes += [8, 2, 64, 32][len(sizes) :]
+    starts = torch.tensor([0, *query_lens]).cumsum(0, dtype=torch.int32)
+    plan = torch.full((1000,), -7, dtype=torch.int32)
     with pytest.raises(RuntimeError, match=message):
-        plan_of(*arguments)
+        ops.plan_attention(starts, torch.tensor(seq_lens, dtype=torch.int32), *sizes, plan)
+    assert (plan == -7).all()

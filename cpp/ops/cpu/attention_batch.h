@@ -26,9 +26,9 @@ struct AttentionMask {
   // Visible keys of the query at position `query_pos` (negative if the sequence has fewer keys than
   // queries) in a sequence of `seq_len` keys.
   [[nodiscard]] KeyRange visible(std::int64_t query_pos, std::int64_t seq_len) const noexcept {
-    const std::int64_t begin = sliding_window > 0 ? query_pos - sliding_window + 1 : 0;
+    const bool is_cut = sliding_window > 0 && sliding_window <= query_pos;
     const std::int64_t end = causal ? std::min(seq_len, query_pos + 1) : seq_len;
-    return {std::max<std::int64_t>(begin, 0), std::max<std::int64_t>(end, 0)};
+    return {is_cut ? query_pos - sliding_window + 1 : 0, std::max<std::int64_t>(end, 0)};
   }
 };
 

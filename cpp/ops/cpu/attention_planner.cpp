@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 namespace paged_kv::cpu {
 namespace {
@@ -24,23 +25,6 @@ struct Tile {
 
 [[nodiscard]] std::int64_t queries_per_tile(std::int64_t group_size, std::int64_t head_size) {
   return std::max<std::int64_t>(rows_per_tile(head_size) / group_size, 1);
-}
-
-void check_problem(const PlanProblem& p) {
-  PAGED_KV_CHECK(p.num_kv_heads >= 1 && p.num_heads >= 1 && p.num_heads % p.num_kv_heads == 0,
-                 "num_heads: expected a multiple of num_kv_heads = ", p.num_kv_heads, ", got ",
-                 p.num_heads);
-  PAGED_KV_CHECK(p.head_size >= 1, "head_size: expected >= 1, got ", p.head_size);
-  PAGED_KV_CHECK(p.num_slots >= 1, "num_slots: expected >= 1, got ", p.num_slots);
-  PAGED_KV_CHECK(p.query_start_loc[0] == 0, "query_start_loc[0]: expected 0, got ",
-                 p.query_start_loc[0]);
-  for (std::int64_t seq = 0; seq < p.seq_lens.size; ++seq) {
-    PAGED_KV_CHECK(p.query_start_loc[seq] <= p.query_start_loc[seq + 1], "query_start_loc[",
-                   seq + 1, "]: expected >= ", p.query_start_loc[seq], " (the start before), got ",
-                   p.query_start_loc[seq + 1]);
-    PAGED_KV_CHECK(p.seq_lens[seq] >= 0, "seq_lens[", seq, "]: expected >= 0, got ",
-                   p.seq_lens[seq]);
-  }
 }
 
 std::vector<Tile> make_tiles(const PlanProblem& p, std::int64_t group_size,
@@ -137,8 +121,29 @@ std::int64_t plan_slots(std::int64_t num_slots, std::int64_t num_kv_heads) noexc
   return std::max<std::int64_t>(num_slots / num_kv_heads, 1);
 }
 
+void check_plan_problem(const PlanProblem& p) {
+  // Keeps every size that follows, and max_plan_size(), within 64 bits.
+  constexpr std::int64_t kMax = std::numeric_limits<std::int32_t>::max();
+  PAGED_KV_CHECK(p.num_heads <= kMax, "num_heads: expected <= ", kMax, ", got ", p.num_heads);
+  PAGED_KV_CHECK(p.num_slots <= kMax, "num_slots: expected <= ", kMax, ", got ", p.num_slots);
+  PAGED_KV_CHECK(p.num_kv_heads >= 1 && p.num_heads >= 1 && p.num_heads % p.num_kv_heads == 0,
+                 "num_heads: expected a multiple of num_kv_heads = ", p.num_kv_heads, ", got ",
+                 p.num_heads);
+  PAGED_KV_CHECK(p.head_size >= 1, "head_size: expected >= 1, got ", p.head_size);
+  PAGED_KV_CHECK(p.num_slots >= 1, "num_slots: expected >= 1, got ", p.num_slots);
+  PAGED_KV_CHECK(p.query_start_loc[0] == 0, "query_start_loc[0]: expected 0, got ",
+                 p.query_start_loc[0]);
+  for (std::int64_t seq = 0; seq < p.seq_lens.size; ++seq) {
+    PAGED_KV_CHECK(p.query_start_loc[seq] <= p.query_start_loc[seq + 1], "query_start_loc[",
+                   seq + 1, "]: expected >= ", p.query_start_loc[seq], " (the start before), got ",
+                   p.query_start_loc[seq + 1]);
+    PAGED_KV_CHECK(p.seq_lens[seq] >= 0, "seq_lens[", seq, "]: expected >= 0, got ",
+                   p.seq_lens[seq]);
+  }
+}
+
 AttentionPlan plan_attention(const PlanProblem& problem) {
-  check_problem(problem);
+  check_plan_problem(problem);
   const std::int64_t group_size = problem.num_heads / problem.num_kv_heads;
   const std::int64_t num_slots = plan_slots(problem.num_slots, problem.num_kv_heads);
   AttentionPlan plan;

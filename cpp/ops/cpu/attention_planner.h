@@ -83,7 +83,11 @@ struct AttentionPlan {
 // Slots of the walk: those of the device, shared by the kv heads.
 [[nodiscard]] std::int64_t plan_slots(std::int64_t num_slots, std::int64_t num_kv_heads) noexcept;
 
-// Throws std::invalid_argument for starts that decrease, negative lengths, or sizes below 1.
+// Throws std::invalid_argument for starts that decrease, negative lengths, sizes below 1, or
+// numbers of heads or slots past 32 bits. Then max_plan_size() of the problem cannot overflow.
+void check_plan_problem(const PlanProblem& problem);
+
+// Throws as check_plan_problem(). Memory: in proportion to max_plan_size().
 // Cost: O((tiles + slots) * log(units)).
 [[nodiscard]] AttentionPlan plan_attention(const PlanProblem& problem);
 

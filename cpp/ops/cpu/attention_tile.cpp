@@ -25,6 +25,20 @@ void convert_row(const T* source, std::int64_t stride, std::int64_t size, float*
   }
 }
 
+// The largest of a row's logits; -inf if none is visible. max() passes over NaN, so a row of
+// nothing but NaN would look like one without keys, and its result would be a clean zero.
+[[nodiscard]] float max_or_nan(const float* logits) {
+  Vec max_vec = load(logits);
+  for (std::int64_t k = kLanes; k < kTileKeys; k += kLanes) {
+    max_vec = max(max_vec, load(logits + k));
+  }
+  const float result = max_lanes(max_vec);
+  const auto is_nan = [](float logit) { return std::isnan(logit); };
+  return result == -kInfinity && std::any_of(logits, logits + kTileKeys, is_nan)
+             ? std::numeric_limits<float>::quiet_NaN()
+             : result;
+}
+
 [[nodiscard]] bool equal(KeyRange a, KeyRange b) { return a.begin == b.begin && a.end == b.end; }
 
 }  // namespace
@@ -68,7 +82,9 @@ void AttentionTile<T>::begin_rows(const QueryTile& tile, KeyRange keys, bool use
     row.query_pos = p.batch.first_query_pos(tile.seq) + query;
     row.visible = p.mask.visible(row.query_pos, p.batch.seq_lens[tile.seq]);
     row.visible = {std::max(row.visible.begin, keys.begin), std::min(row.visible.end, keys.end)};
-    row.sparse_offset = p.sparsity.offset(row.head, p.num_heads, tile.kv_head, p.num_kv_heads);
+    row.sparse_offset = p.sparsity.enabled()
+                            ? p.sparsity.offset(row.head, p.num_heads, tile.kv_head, p.num_kv_heads)
+                            : 0;
     row.max = use_sinks ? p.sinks[row.head * p.sinks_stride] : -kInfinity;
     row.sum = row.max > -kInfinity ? 1.0f : 0.0f;
     row.has_keys = false;
@@ -169,17 +185,14 @@ void AttentionTile<T>::softmax_row(std::int64_t row_idx, std::int64_t tile_begin
   float* logits = this->logits(row_idx);
   transform_logits(row, logits, tile_begin);
 
-  Vec max_vec = load(logits);
-  for (std::int64_t k = kLanes; k < kTileKeys; k += kLanes)
-    max_vec = max(max_vec, load(logits + k));
-  const float tile_max = max_lanes(max_vec);
+  const float tile_max = max_or_nan(logits);
   if (tile_max == -kInfinity) {  // nothing to add, and -inf - -inf would be NaN
     row.columns = {0, 0};
     return;
   }
   row.has_keys = true;
   const float old_max = row.max;
-  row.max = std::max(old_max, tile_max);
+  row.max = std::max(tile_max, old_max);  // in this order NaN in tile_max stays
 
   Vec sums{};
   for (std::int64_t k = 0; k < kTileKeys; k += kLanes) {

@@ -11,8 +11,9 @@ namespace paged_kv::cpu {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
-// Weights of the two sides, which add up to 1 (or are both 0), and the joint log-sum-exp.
+// Weights of the two sides, which add up to 1 (or are both 0 or NaN), and the joint log-sum-exp.
 struct MergeWeights {
   float prefix;
   float suffix;
@@ -22,6 +23,7 @@ struct MergeWeights {
 MergeWeights merge_weights(float prefix_lse, float suffix_lse) {
   if (prefix_lse == kInfinity) prefix_lse = -kInfinity;
   if (suffix_lse == kInfinity) suffix_lse = -kInfinity;
+  if (std::isnan(prefix_lse) || std::isnan(suffix_lse)) return {kNaN, kNaN, kNaN};
   const float max_lse = std::max(prefix_lse, suffix_lse);
   if (max_lse == -kInfinity) return {0.0f, 0.0f, -kInfinity};
   const float prefix = std::exp(prefix_lse - max_lse);
@@ -35,8 +37,8 @@ void merge_row(T* output, const T* prefix, const T* suffix, const MergeWeights& 
                std::int64_t head_size) {
   // A side without keys may hold anything, NaN too, so weight 0 is not enough to leave it out.
   for (std::int64_t d = 0; d < head_size; ++d) {
-    const float from_prefix = weights.prefix > 0 ? weights.prefix * to_float(prefix[d]) : 0.0f;
-    const float from_suffix = weights.suffix > 0 ? weights.suffix * to_float(suffix[d]) : 0.0f;
+    const float from_prefix = weights.prefix != 0 ? weights.prefix * to_float(prefix[d]) : 0.0f;
+    const float from_suffix = weights.suffix != 0 ? weights.suffix * to_float(suffix[d]) : 0.0f;
     output[d] = to<T>(from_prefix + from_suffix);
   }
 }
