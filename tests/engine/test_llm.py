@@ -145,6 +145,79 @@ def test_a_stream_that_is_never_read_leaves_no_request(llm):
     assert not llm.engine.has_unfinished_requests()
 
 
+def test_streams_of_one_object_may_be_advanced_in_turn(llm):
+    """They share steps; neither takes the other's tokens, and one may end inside the other's."""
+    prompts = [PROMPT, [7, 8]]
+    lengths = [9, 3]
+    params = [dataclasses.replace(GREEDY, max_tokens=n) for n in lengths]
+    expected = [
+        llm.generate(*pair)[0].outputs[0].token_ids for pair in zip(prompts, params, strict=True)
+    ]
+    for first, second in ((0, 1), (1, 0)):
+        streams = [llm.stream(*pair) for pair in zip(prompts, params, strict=True)]
+        tokens = [[next(stream).token_id] for stream in streams]
+        for i in (first, second):
+            tokens[i] += [update.token_id for update in streams[i]]
+        assert [tuple(ids) for ids in tokens] == expected
+    assert used_blocks(llm) == 0
+
+
+def test_a_stream_whose_request_is_gone_says_so(llm):
+    stream = llm.stream([PROMPT, [7, 8]], GREEDY)
+    next(stream), next(stream)
+    llm.engine.abort_request([next(iter(llm.engine.scheduler.requests))])
+    with pytest.raises(RuntimeError, match="request 0 was aborted, or a step of another call"):
+        list(stream)
+    assert used_blocks(llm) == 0
+    assert not llm.engine.has_unfinished_requests()
+
+
+def test_a_step_cannot_start_inside_a_step(llm):
+    expected = llm.generate(PROMPT, GREEDY)[0].outputs
+    with pytest.raises(RuntimeError, match="a step of this engine is running"):
+        llm.generate(PROMPT, GREEDY, on_step=lambda _: llm.generate([9], GREEDY))
+    assert used_blocks(llm) == 0
+    assert llm.generate(PROMPT, GREEDY)[0].outputs == expected
+
+
+def test_a_step_without_requests_does_nothing(llm):
+    assert llm.engine.step() == []
+
+
+def test_min_tokens_with_an_eos_id_that_the_embedding_lacks(tiny_llama):
+    loaded = dataclasses.replace(tiny_llama.loaded, eos_token_ids=frozenset({10**6}))
+    llm = LLM(loaded, num_blocks=16)
+    params = dataclasses.replace(GREEDY, min_tokens=2)
+    assert len(llm.generate(PROMPT, params)[0].outputs[0].token_ids) == 6
+
+
+def test_extreme_sampling_parameters_leave_the_other_requests_alone(llm):
+    """What one request asks for never fails the step that it shares with others."""
+    expected = llm.generate(PROMPT, GREEDY)[0].outputs
+    extremes = [
+        SamplingParams(temperature=1.0, top_k=2**70, top_p=0.5),
+        SamplingParams(temperature=1e300, min_tokens=3, stop_token_ids=[5]),
+        SamplingParams(temperature=1e-4, top_p=1e-320, min_p=1.0),
+    ]
+    for extreme in extremes:
+        outputs = llm.generate([PROMPT, PROMPT], [GREEDY, extreme])
+        assert outputs[0].outputs == expected
+        assert all(0 <= i < 199 for i in outputs[1].outputs[0].token_ids)
+
+
+def test_min_tokens_that_leaves_nothing_to_sample_is_refused(llm):
+    params = SamplingParams(min_tokens=1, stop_token_ids=range(199))
+    with pytest.raises(ValueError, match="stop_token_ids holds the whole vocabulary"):
+        llm.generate(PROMPT, params)
+
+
+@pytest.mark.parametrize("value", [16.0, "16", True])
+@pytest.mark.parametrize("name", ["block_size", "num_blocks", "max_num_seqs", "max_model_len"])
+def test_sizes_that_are_no_integers_are_refused(tiny_llama, name, value):
+    with pytest.raises(TypeError, match=f"{name} must be an integer, got"):
+        tiny_llama.llm(**{name: value})
+
+
 def test_chat_templates_the_messages_without_a_second_bos(talking):
     llm = LLM(talking, num_blocks=64)
     conversation = [{"role": "user", "content": "hi"}]

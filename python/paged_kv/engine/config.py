@@ -28,6 +28,7 @@ class EngineConfig:
 
     Raises:
         ValueError: A value is out of range.
+        TypeError: A size is not an integer.
     """
 
     block_size: int = 16
@@ -39,6 +40,11 @@ class EngineConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "seed"):
+            _check_integer(name, getattr(self, name))
+        for name in ("num_blocks", "max_model_len"):
+            if getattr(self, name) is not None:
+                _check_integer(name, getattr(self, name))
         if not 1 <= self.block_size <= _MAX_BLOCK_SIZE:
             msg = f"block_size must be in [1, {_MAX_BLOCK_SIZE}], got {self.block_size}"
             raise ValueError(msg)
@@ -56,6 +62,12 @@ class EngineConfig:
         if not -(2**63) <= self.seed < 2**64:
             msg = f"seed must be in [-2**63, 2**64), got {self.seed}"
             raise ValueError(msg)
+
+
+def _check_integer(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        msg = f"{name} must be an integer, got {value!r}"
+        raise TypeError(msg)
 
 
 def _check_at_least(name: str, value: int, minimum: int) -> None:

@@ -127,7 +127,7 @@ def check_token_ids(token_ids: object, vocab_size: int, name: str) -> tuple[int,
 def _content_of(prompt: Mapping[str, object]) -> str | Sequence[int]:
     known = [key for key in ("prompt", "prompt_token_ids") if key in prompt]
     if len(known) != 1 or len(prompt) != 1:
-        msg = f"a prompt dict has one key, prompt or prompt_token_ids, got {sorted(prompt)}"
+        msg = f"a prompt dict has one key, prompt or prompt_token_ids, got {list(prompt)}"
         raise ValueError(msg)
     content = prompt[known[0]]
     if isinstance(content, str) != (known[0] == "prompt"):

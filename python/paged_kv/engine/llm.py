@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
@@ -104,6 +105,8 @@ class LLM:
         self.tokenizer: Tokenizer | None = loaded.tokenizer
         self.engine = LLMEngine(loaded, config)
         self._request_ids = map(str, itertools.count())
+        # Where the iterator of each running request finds what it has not given out yet.
+        self._inboxes: dict[str, deque[RequestUpdate]] = {}
 
     def generate(
         self,
@@ -144,7 +147,8 @@ class LLM:
         """Like :meth:`generate`, but give out each token as soon as it is there.
 
         Prompts are checked at once, the model runs as the iterator advances. Closing the iterator
-        early aborts what is left and frees its blocks.
+        early aborts what is left and frees its blocks. Several iterators of one object may be
+        advanced in turn, in one thread: their requests share steps.
 
         Returns:
             An iterator of updates; the last one of each request carries its
@@ -217,21 +221,38 @@ class LLM:
         on_step: Callable[[LLMEngine], None] | None,
     ) -> Iterator[RequestUpdate]:
         # Queued here and not by the caller: an iterator that is never advanced leaves no trace.
-        remaining = set()
+        remaining: set[str] = set()
+        inbox: deque[RequestUpdate] = deque()
         try:
             for prompt, params in requests:
                 request_id = next(self._request_ids)
                 self.engine.add_request(request_id, prompt, params)
                 remaining.add(request_id)
+                self._inboxes[request_id] = inbox
             while remaining:
-                for update in self.engine.step(on_step):
-                    if update.request_id not in remaining:
-                        continue  # of another stream on the same engine
+                if not inbox:
+                    self._step(remaining, on_step)
+                while inbox:
+                    update = inbox.popleft()
                     if update.result is not None:
                         remaining.discard(update.request_id)
+                        del self._inboxes[update.request_id]
                     yield update
         finally:
             self.engine.abort_request(remaining)
+            for request_id in remaining:
+                self._inboxes.pop(request_id, None)
+
+    def _step(self, request_ids: set[str], on_step: Callable[[LLMEngine], None] | None) -> None:
+        """Run one step for these requests; it advances those of other iterators too."""
+        gone = [i for i in request_ids if not self.engine.has_request(i)]
+        if gone:
+            msg = f"request {min(gone, key=int)} was aborted, or a step of another call failed"
+            raise RuntimeError(msg)
+        for update in self.engine.step(on_step):
+            # A request that was added to the engine directly has no inbox.
+            if update.request_id in self._inboxes:
+                self._inboxes[update.request_id].append(update)
 
 
 def _one_for_each(

@@ -105,12 +105,14 @@ class LLMEngine:
         )
         self.stats = EngineStats()
         self._tokenizer = loaded.tokenizer
-        self._eos_token_ids = loaded.eos_token_ids
+        # A configuration may name an id that the embedding does not have; it never comes out.
+        self._eos_token_ids = frozenset(i for i in loaded.eos_token_ids if i < self.vocab_size)
         self._block_hasher = (
             get_request_block_hasher(config.block_size) if config.enable_prefix_caching else None
         )
         self._seeds = torch.Generator().manual_seed(config.seed)
         self._builders: dict[str, CompletionBuilder] = {}
+        self._is_stepping = False
 
     def check_request(self, prompt: EncodedPrompt, sampling_params: SamplingParams) -> None:
         """Raise ``ValueError`` if the request cannot be served, whatever else is running."""
@@ -121,7 +123,12 @@ class LLMEngine:
                 f"{self._describe_limit()}, and at least one token is generated"
             )
             raise ValueError(msg)
-        check_token_ids(sampling_params.stop_token_ids or (), self.vocab_size, "stop_token_ids")
+        end_ids = check_token_ids(
+            sampling_params.stop_token_ids or (), self.vocab_size, "stop_token_ids"
+        )
+        if sampling_params.min_tokens > 0 and len(set(end_ids)) == self.vocab_size:
+            msg = "stop_token_ids holds the whole vocabulary: min_tokens leaves nothing to sample"
+            raise ValueError(msg)
         if sampling_params.stop_strings and self._tokenizer is None:
             msg = "stop strings need a tokenizer, the model has none: use stop_token_ids"
             raise ValueError(msg)
@@ -161,13 +168,21 @@ class LLMEngine:
                 finished give back their blocks.
 
         Returns:
-            One update for each request that got a token.
+            One update for each request that got a token; none if no request is left.
 
         Raises:
+            RuntimeError: A step is running: this call comes from ``on_step`` or another thread.
+                Nothing has changed.
             BaseException: Whatever the model or ``on_step`` raises. All requests are aborted
                 then, no block stays allocated, and the prefix cache is emptied, since blocks may
                 be findable whose content was never computed.
         """
+        if self._is_stepping:
+            msg = "a step of this engine is running: on_step or another thread cannot start one"
+            raise RuntimeError(msg)
+        if not self.scheduler.has_unfinished_requests():
+            return []
+        self._is_stepping = True
         started = time.perf_counter()
         try:
             output = self.scheduler.schedule()
@@ -180,7 +195,13 @@ class LLMEngine:
         except BaseException:
             self._discard_all_requests()
             raise
-        return [self._make_update(*new_token) for new_token in new_tokens]
+        finally:
+            self._is_stepping = False
+        return [
+            self._make_update(builder, token_id, text)
+            for builder, token_id, text in new_tokens
+            if builder.request.request_id in self._builders  # on_step may have aborted it
+        ]
 
     def abort_request(self, request_ids: Iterable[str]) -> list[RequestOutput]:
         """End requests now and free their blocks; return what they had. Unknown ids are skipped."""
@@ -189,6 +210,10 @@ class LLMEngine:
             if request_id in self._builders:
                 outputs.append(self._finish(request_id, RequestStatus.FINISHED_ABORTED))
         return outputs
+
+    def has_request(self, request_id: str) -> bool:
+        """Whether the request waits or runs."""
+        return request_id in self._builders
 
     def has_unfinished_requests(self) -> bool:
         """Whether a step has work to do."""

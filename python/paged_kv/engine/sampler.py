@@ -12,7 +12,11 @@ if TYPE_CHECKING:
 
     from paged_kv.engine.sampling_params import SamplingParams
 
-__all__ = ["filter_logits", "sample"]
+__all__ = ["NonFiniteLogitsError", "filter_logits", "sample"]
+
+
+class NonFiniteLogitsError(RuntimeError, ValueError):
+    """The model computed NaN or infinity: its weights are broken, or its dtype is too narrow."""
 
 
 def sample(
@@ -37,7 +41,7 @@ def sample(
         One token id for each row.
 
     Raises:
-        RuntimeError: A row holds NaN or +inf, or nothing but -inf: the model is at fault.
+        NonFiniteLogitsError: A row holds NaN or +inf, or nothing but -inf: the model is at fault.
 
     Notes:
         Cost: greedy rows read the logits twice; sampled rows take one softmax and one cumulative
@@ -51,7 +55,7 @@ def sample(
     best, token_ids = logits.max(dim=-1)
     if not bool(best.isfinite().all()):
         msg = "logits must be finite: the model produced NaN or infinity"
-        raise RuntimeError(msg)
+        raise NonFiniteLogitsError(msg)
 
     result: list[int] = token_ids.tolist()
     rows = [row for row, p in enumerate(params) if not p.is_greedy]
@@ -79,7 +83,9 @@ def filter_logits(logits: torch.Tensor, params: Sequence[SamplingParams]) -> tor
     def column(values: list[float]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.float32, device=logits.device).unsqueeze(1)
 
-    logits = logits / column([p.temperature for p in params])
+    # Infinity as the divisor would make NaN of what is filtered out already, -inf / inf.
+    largest = torch.finfo(torch.float32).max
+    logits = logits / column([min(p.temperature, largest) for p in params])
     if any(p.min_p > 0.0 for p in params):
         # p_i >= min_p * p_max  <=>  logit_i >= logit_max + log(min_p)
         floor = logits.max(dim=-1, keepdim=True).values + column([p.min_p for p in params]).log()
@@ -95,7 +101,8 @@ def _top_k_top_p(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torc
     vocab_size = logits.shape[-1]
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     top_k = torch.tensor(
-        [p.top_k if p.top_k > 0 else vocab_size for p in params], device=logits.device
+        [min(p.top_k, vocab_size) if p.top_k > 0 else vocab_size for p in params],
+        device=logits.device,
     )
     rank = torch.arange(vocab_size, device=logits.device)
     ordered = ordered.masked_fill(rank >= top_k.unsqueeze(1), -torch.inf)

@@ -15,6 +15,8 @@ __all__ = ["SamplingParams"]
 
 # Below this temperature the softmax is a one-hot vector in float32: treat it as greedy.
 _GREEDY_TEMPERATURE = 1e-5
+# Integers up to here convert to float.
+_MAX_INTEGER = 2**1023
 # What torch.Generator.manual_seed accepts.
 _SEED_RANGE = range(-(2**63), 2**64)
 
@@ -87,6 +89,9 @@ class SamplingParams:
             if isinstance(value, bool) or not isinstance(value, int | float):
                 msg = f"{name} must be a number, got {value!r}"
                 raise TypeError(msg)
+            if isinstance(value, int) and abs(value) > _MAX_INTEGER:
+                msg = f"{name} is an integer of {value.bit_length()} bits: no float can hold it"
+                raise ValueError(msg)
         if not (math.isfinite(self.temperature) and self.temperature >= 0.0):
             msg = f"temperature must be finite and at least 0, got {self.temperature}"
             raise ValueError(msg)
