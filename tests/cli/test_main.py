@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import struct
 import subprocess
@@ -130,10 +131,14 @@ def test_show_blocks_draws_on_stderr_and_keeps_stdout_clean(generate):
 
 def test_prompts_come_from_a_file_one_a_line(generate, tmp_path):
     file = tmp_path / "prompts.txt"
-    file.write_text("one\n\ntwo é\n", encoding="utf-8")
+    # Lines end with \n or \r\n alone: what else Python takes for a line end is part of a prompt.
+    file.write_bytes("\ufeffone\r\n\ntwo é\u2028still\x0ctwo\n".encode())
     status, stdout, _ = generate("--prompts-file", file, "--format", "json", prompts=())
     assert status == 0
-    assert [json.loads(line)["prompt"] for line in stdout.splitlines()] == ["one", "two é"]
+    assert [json.loads(line)["prompt"] for line in stdout.rstrip("\n").split("\n")] == [
+        "one",
+        "two é\u2028still\x0ctwo",
+    ]
 
 
 def test_several_prompts_as_text_are_numbered(generate):
@@ -335,6 +340,31 @@ def test_interrupt_between_steps_ends_quietly(generate, monkeypatch):
     monkeypatch.setattr("paged_kv.engine.model_runner.ModelRunner.execute_model", interrupt)
     status, stdout, stderr = generate()
     assert (status, stdout, stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize(
+    ("redirection", "message"),
+    [("<&-", "--prompts-file -: stdin is closed"), (">&-", "stdout is closed")],
+)
+def test_a_stream_that_the_shell_closed_is_told_in_one_line(model, redirection, message):
+    argv = command("generate", "--model", model, "--num-blocks", 9, "--prompts-file", "-")
+    ended = subprocess.run(
+        ["sh", "-c", f'"$@" {redirection}', "sh", *argv],
+        check=False,
+        input="a",
+        capture_output=True,
+        text=True,
+    )
+    assert_one_line_error(ended.returncode, ended.stdout, ended.stderr, message)
+
+
+def test_weights_of_nan_are_told_in_one_line(generate, model, tmp_path):
+    broken = tmp_path / "broken"
+    shutil.copytree(model, broken)
+    tensors = load_file(broken / "model.safetensors")
+    tensors["model.norm.weight"].fill_(torch.nan)
+    save_file(tensors, broken / "model.safetensors")
+    assert_one_line_error(*generate("--model", broken), "logits must be finite")
 
 
 def test_a_closed_pipe_ends_quietly(model):

@@ -96,8 +96,10 @@ def _read_prompts(arguments: argparse.Namespace) -> list[str]:
         prompts: list[str] = arguments.prompt
     else:
         name = arguments.prompts_file
-        text = sys.stdin.read() if name == "-" else _read_text(Path(name))
-        prompts = [line for line in text.splitlines() if line.strip()]
+        text = _read_stdin() if name == "-" else _read_text(Path(name))
+        # Not splitlines(): a prompt may hold U+2028 or a form feed. Reading made \r\n a \n.
+        lines = text.removeprefix("\ufeff").split("\n")
+        prompts = [line for line in lines if line.strip()]
         if not prompts:
             msg = f"{name}: holds no prompt"
             raise ValueError(msg)
@@ -106,6 +108,13 @@ def _read_prompts(arguments: argparse.Namespace) -> list[str]:
             msg = f"prompt {position + 1} is empty"
             raise ValueError(msg)
     return prompts
+
+
+def _read_stdin() -> str:
+    if sys.stdin is None:  # closed by the caller: `<&-` in a shell
+        msg = "--prompts-file -: stdin is closed"
+        raise ValueError(msg)
+    return sys.stdin.read()
 
 
 def _read_text(path: Path) -> str:

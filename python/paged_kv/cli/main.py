@@ -32,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         Ctrl-C; 141 when the reader of stdout went away.
     """
     try:
+        _check_stdout()
         arguments = _build_parser().parse_args(argv)
         status: int = arguments.run(arguments)
         sys.stdout.flush()
@@ -47,6 +48,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_error_line(_describe(error)), file=sys.stderr)
         return _EXIT_USER_ERROR
     return status
+
+
+def _check_stdout() -> None:
+    if sys.stdout is None:  # closed by the caller: `>&-` in a shell
+        msg = "stdout is closed"
+        raise ValueError(msg)
 
 
 class _Parser(argparse.ArgumentParser):
