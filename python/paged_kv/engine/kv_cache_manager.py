@@ -81,6 +81,8 @@ class KVCacheManager:
         self.max_model_len = max_model_len
         self.enable_caching = enable_caching
         self.block_pool = BlockPool(num_blocks, enable_caching, block_size)
+        # By id; made once, since the pool makes a new list each time it is asked.
+        self._blocks = self.block_pool.blocks
         self._req_to_blocks: dict[str, list[KVCacheBlock]] = {}
         # Leading blocks of a request that are in the prefix cache already.
         self._num_cached_blocks: dict[str, int] = {}
@@ -88,7 +90,7 @@ class KVCacheManager:
     @property
     def num_token_slots(self) -> int:
         """Tokens that the whole pool can hold."""
-        return (len(self.block_pool.blocks) - 1) * self.block_size
+        return self._num_usable_blocks * self.block_size
 
     @property
     def usage(self) -> float:
@@ -110,14 +112,11 @@ class KVCacheManager:
         Notes:
             Cost: one hash lookup per block, up to the first miss.
         """
-        hits: list[KVCacheBlock] = []
-        if self.enable_caching and not request.skip_reading_prefix_cache:
-            max_num_blocks = (request.num_tokens - 1) // self.block_size
-            for block_hash in request.block_hashes[:max_num_blocks]:
-                found = self.block_pool.get_cached_block(block_hash, [0])
-                if found is None:
-                    break
-                hits.append(found[0])
+        max_num_blocks = (request.num_tokens - 1) // self.block_size
+        if not self.enable_caching or request.skip_reading_prefix_cache:
+            max_num_blocks = 0
+        hit_ids = self.block_pool.find_cached_prefix(request.block_hashes, max_num_blocks)
+        hits = [self._blocks[block_id] for block_id in hit_ids.tolist()]
         return KVCacheBlocks((hits,)), len(hits) * self.block_size
 
     def allocate_slots(
@@ -237,7 +236,7 @@ class KVCacheManager:
     def get_block_usage(self) -> BlockUsage:
         """Count blocks by state. Cost: linear in the pool."""
         num_free = self.block_pool.get_num_free_blocks()
-        num_used = len(self.block_pool.blocks) - 1 - num_free
+        num_used = self._num_usable_blocks - num_free
         num_idle_cached = len(self.get_idle_cached_block_ids())
         return BlockUsage(num_used, num_idle_cached, num_free - num_idle_cached)
 
@@ -245,7 +244,7 @@ class KVCacheManager:
         """Blocks that nobody holds and the prefix cache can find. Cost: linear in the pool."""
         return frozenset(
             block.block_id
-            for block in self.block_pool.blocks
+            for block in self._blocks
             if block.ref_cnt == 0 and block.block_hash is not None
         )
 
@@ -258,7 +257,7 @@ class KVCacheManager:
         Notes:
             Cost: linear in the requests.
         """
-        num_used_blocks = len(self.block_pool.blocks) - 1 - self.block_pool.get_num_free_blocks()
+        num_used_blocks = self._num_usable_blocks - self.block_pool.get_num_free_blocks()
         # A block that is not full is never shared: empty slots belong to one request.
         num_empty_slots = sum(
             len(self._req_to_blocks[request.request_id]) * self.block_size
@@ -267,6 +266,11 @@ class KVCacheManager:
         )
         num_slots = num_used_blocks * self.block_size
         return SlotUsage(num_used_blocks, num_empty_slots / num_slots if num_slots else 0.0)
+
+    @property
+    def _num_usable_blocks(self) -> int:
+        """All but the null block."""
+        return self.block_pool.num_gpu_blocks - 1
 
     def _count_missing_blocks(self, num_tokens: int, num_covered_blocks: int) -> int:
         num_tokens = min(num_tokens, self.max_model_len)
