@@ -38,7 +38,10 @@ def _check_cache(
         x = 16 // key_cache.element_size()
         torch._check(
             sizes["head_size"] % x == 0,
-            lambda: f"key_cache: this layout needs a head_size that is a multiple of x = {x}",
+            lambda: (
+                f"key_cache: this layout needs a head_size that is a multiple of x = {x}, got "
+                f"{sizes['head_size']}"
+            ),
         )
         sizes.bind("x", x)
         sizes.bind("head_size/x", sizes["head_size"] // x)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 import paged_kv._library  # noqa: F401  (defines the ops)
-from paged_kv._fake_checks import FLOAT_DTYPES, NamedSizes, check_dtype
+from paged_kv._fake_checks import FLOAT_DTYPES, NamedSizes, check_dtype, check_kv_cache_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,13 +16,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__: list[str] = []
-
-
-def _check_auto(kv_cache_dtype: str) -> None:
-    torch._check(
-        kv_cache_dtype == "auto",
-        lambda: f"kv_cache_dtype: expected one of: auto; got '{kv_cache_dtype}'",
-    )
 
 
 def _check(sizes: NamedSizes, tensor: Tensor, name: str, dtype: torch.dtype, *dims: str) -> None:
@@ -37,7 +30,7 @@ def _check_at_least(name: str, size: int, minimum: int) -> None:
 def _check_new_tokens(
     key: Tensor, value: Tensor, slot_mapping: Tensor, kv_cache_dtype: str
 ) -> NamedSizes:
-    _check_auto(kv_cache_dtype)
+    check_kv_cache_dtype(kv_cache_dtype)
     sizes = NamedSizes()
     check_dtype(key, "key", *FLOAT_DTYPES)
     sizes.check(key, "key", "num_key_tokens", "num_kv_heads", "head_size")
@@ -67,7 +60,10 @@ def _reshape_and_cache(
     torch._check(
         sizes["x"] * key.element_size() == 16
         and sizes["head_size / x"] * sizes["x"] == sizes["head_size"],
-        lambda: f"key_cache: expected x of 16 bytes and head_size = {sizes['head_size']}",
+        lambda: (
+            f"key_cache: expected x of 16 bytes and head_size = {sizes['head_size']}, got "
+            f"{list(key_cache.shape)}"
+        ),
     )
     check_dtype(k_scale, "k_scale", torch.float32)
     check_dtype(v_scale, "v_scale", torch.float32)
@@ -132,17 +128,14 @@ def _gather_cache(
     kv_cache_dtype: str = "auto",
     scale: Tensor | None = None,
 ) -> None:
-    _check_auto(kv_cache_dtype)
+    check_kv_cache_dtype(kv_cache_dtype)
     sizes = NamedSizes()
     check_dtype(cache, "cache", *FLOAT_DTYPES)
     sizes.check(cache, "cache", "num_blocks", "block_size", "num_kv_heads", "head_size")
     _check(sizes, out, "out", cache.dtype, "num_out_tokens", "num_kv_heads", "head_size")
     _check(sizes, block_tables, "block_tables", torch.int32, "num_seqs", "max_blocks")
+    sizes.bind("num_seqs + 1", sizes["num_seqs"] + 1)
     _check(sizes, cu_seq_lens, "cu_seq_lens", torch.int32, "num_seqs + 1")
-    torch._check(
-        sizes["num_seqs + 1"] == sizes["num_seqs"] + 1,
-        lambda: f"cu_seq_lens: expected {sizes['num_seqs'] + 1} entries",
-    )
     if seq_starts is not None:
         _check(sizes, seq_starts, "seq_starts", torch.int32, "num_seqs")
     if scale is not None:
@@ -165,11 +158,8 @@ def _compute_slot_mapping(
     _check(sizes, slot_mapping, "slot_mapping", torch.int64, "max_num_tokens")
     torch._check(block_size > 0, lambda: f"block_size: expected more than 0, got {block_size}")
     if idx_mapping is not None:
+        sizes.bind("num_seqs", sizes["num_seqs + 1"] - 1)
         _check(sizes, idx_mapping, "idx_mapping", torch.int32, "num_seqs")
-        torch._check(
-            sizes["num_seqs"] + 1 == sizes["num_seqs + 1"],
-            lambda: f"idx_mapping: expected {sizes['num_seqs + 1']} - 1 entries",
-        )
 
 
 @torch.library.register_fake("paged_kv::apply_block_table_writes")

@@ -69,7 +69,7 @@ def check_dtype(tensor: Tensor, name: str, *expected: torch.dtype) -> None:
 
 
 def check_kv_cache_dtype(kv_cache_dtype: str) -> None:
-    """Checks that the cache holds elements of the query's or key's own dtype."""
+    """Checks that it is ``auto``: the cache holds elements of the query's or key's own dtype."""
     torch._check(
         kv_cache_dtype == "auto",
         lambda: f"kv_cache_dtype: expected one of: auto; got '{kv_cache_dtype}'",
