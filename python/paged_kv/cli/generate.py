@@ -59,7 +59,8 @@ def generate(arguments: argparse.Namespace) -> int:
     if recorder is not None and recorder.block_map is not None:
         from paged_kv.cli.block_map import draw_block_map
 
-        draw_block_map(recorder.block_map, dict(_named(results, texts)), console)
+        prompt_of = {r.request_id: text for r, text in zip(results, texts, strict=True)}
+        draw_block_map(recorder.block_map, prompt_of, console)
     _print_summary(llm, console)
     return 0
 
@@ -220,11 +221,6 @@ def _write(text: str) -> None:
         text = text.encode(encoding, errors="replace").decode(encoding)
     sys.stdout.write(text)
     sys.stdout.flush()
-
-
-def _named(results: list[RequestOutput], texts: list[str]) -> Iterator[tuple[str, str]]:
-    for result, text in zip(results, texts, strict=True):
-        yield result.request_id, text
 
 
 def _print_summary(llm: LLM, console: Console) -> None:

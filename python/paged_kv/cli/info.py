@@ -12,10 +12,10 @@ import torch
 import paged_kv
 import paged_kv.ops
 from paged_kv._core import build_info
+from paged_kv._library import op_names
 
 __all__ = ["info"]
 
-_NAMESPACE = "paged_kv::"
 # Dispatch keys of the backends that an op may have.
 _BACKENDS = ("CPU", "CUDA")
 # Features that decide how fast attention runs on a CPU, as the kernel names them.
@@ -36,16 +36,11 @@ def info() -> int:
 
 def backends_of_ops() -> dict[str, list[str]]:
     """The backends for which each op of the library has a kernel in this process."""
-    names = sorted(
-        name.removeprefix(_NAMESPACE)
-        for name in torch._C._dispatch_get_all_op_names()
-        if name.startswith(_NAMESPACE)
-    )
-    return {name: [key for key in _BACKENDS if _has_kernel(name, key)] for name in names}
+    return {name: [key for key in _BACKENDS if _has_kernel(name, key)] for name in op_names()}
 
 
 def _has_kernel(op: str, key: str) -> bool:
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(_NAMESPACE + op, key))
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"paged_kv::{op}", key))
 
 
 def _environment() -> dict[str, str]:
