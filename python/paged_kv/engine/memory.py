@@ -34,8 +34,8 @@ _CGROUP_FILES = (
 def bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     """Bytes that one block takes in the key and value caches of all layers together.
 
-    The only place where this size is computed: the limit, the report and the allocation
-    (:class:`~paged_kv.engine.cache_engine.CacheEngine`) use it.
+    The only place of the engine where this size is computed: the limit, the report and the
+    allocation (:class:`~paged_kv.engine.cache_engine.CacheEngine`) use it.
 
     Args:
         config: The model's shape; counts key/value heads, not query heads.

@@ -63,11 +63,13 @@ class Request:
         max_num_tokens: Prompt and output together never exceed this.
         generator: Private random state of a request that samples; ``None`` if it is greedy. It
             stays with the request when it is preempted, so recomputing changes nothing.
+        num_prompt_tokens: Tokens of the prompt.
         all_token_ids: Prompt and output tokens. Append through :meth:`append_output_token_ids`.
         block_hashes: Hash of each full block of ``all_token_ids``.
         num_computed_tokens: Tokens whose keys and values are in the cache, hits included.
         num_cached_tokens: Tokens that the prefix cache gave when the request was first admitted,
             -1 before that.
+        num_preemptions: Times it lost its blocks, to be computed again.
         skip_reading_prefix_cache: Never reuse cached blocks; own blocks are still cached.
         status: Where the request stands.
         stop_reason: Stop string or stop token id that ended it.

@@ -129,7 +129,8 @@ def _byte_level_bpe(tokens: list[str], merges: list[str], pre_tokenizer: _PreTok
     pairs = []
     for merge in merges:
         # The space that parts the two is never the first character.
-        left, space, right = merge[:1] + merge[1:].partition(" ")[0], *merge[1:].partition(" ")[1:]
+        rest, space, right = merge[1:].partition(" ")
+        left = merge[:1] + rest
         if not space or not {left, right, left + right} <= vocab.keys():
             msg = f"tokenizer.ggml.merges: {merge!r:.80} is not a merge of two tokens into a token"
             raise ValueError(msg)
