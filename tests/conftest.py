@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collects each test of the GoogleTest binaries as a pytest item.
+"""Collects each test of the GoogleTest binaries as a pytest item, and loads SmolLM2 once.
 
 ``make test`` builds two binaries from tests/cpp: an optimised one and one under ASan and UBSan. They
 are found in build/, or named by ``$PAGED_KV_TEST_BINARIES`` (separated by ``:``).
@@ -84,3 +84,20 @@ def pytest_collect_file(parent, file_path):
 
 def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path.name not in SLOW_FILES)
+
+
+# The imports are inside: tests of the core need neither torch nor transformers.
+@pytest.fixture(scope="session")
+def smollm2():
+    """SmolLM2-135M through our loader."""
+    from paged_kv.models import load_model
+
+    return load_model("smollm2-135m")
+
+
+@pytest.fixture(scope="session")
+def smollm2_hf_model():
+    """SmolLM2-135M as transformers reads it; takes about ten seconds."""
+    from model import _smollm2
+
+    return _smollm2.hf_model()

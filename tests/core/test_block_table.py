@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""BlockTable (docs/invariants.md, V51 to V54, D)."""
+"""BlockTable (docs/invariants.md, V51 to V54)."""
 
 from __future__ import annotations
 

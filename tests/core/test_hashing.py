@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Block hashes: golden vectors, what enters a key, chains (docs/invariants.md, V15 to V20, B, C5)."""
+"""Block hashes: golden vectors, what enters a key, chains (docs/invariants.md, V15 to V20)."""
 
 from __future__ import annotations
 

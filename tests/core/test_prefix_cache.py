@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The prefix cache of BlockPool (docs/invariants.md, V7 to V21, A, C)."""
+"""The prefix cache of BlockPool (docs/invariants.md, V7 to V21)."""
 
 from __future__ import annotations
 

@@ -74,6 +74,14 @@ def test_example_runs(module, name, doc, monkeypatch, tmp_path):
     assert result.failed == 0, report.getvalue()
 
 
+def test_every_op_and_public_function_of_attention_has_an_example():
+    for module in ("ops", "attention"):
+        imported = importlib.import_module(f"paged_kv.{module}")
+        for name in imported.__all__:
+            item = getattr(imported, name)
+            assert not callable(item) or ">>>" in inspect.getdoc(item), name
+
+
 def test_sources_that_are_read_are_those_that_run():
     assert paged_kv.__file__ is not None
     assert {p.id for p in python_examples()}, "no example found: wrong folder?"

@@ -67,11 +67,6 @@ def tiny_llama(tmp_path_factory) -> TinyLlama:
     return TinyLlama(load_model(folder), reference)
 
 
-@pytest.fixture(scope="session")
-def smollm2() -> LoadedModel:
-    return load_model("smollm2-135m")
-
-
 @pytest.fixture
 def make_manager():
     def make(num_blocks=11, block_size=16, max_model_len=1 << 20, enable_caching=True):

@@ -7,7 +7,6 @@ import random
 
 import pytest
 import torch
-from model import _smollm2
 
 from paged_kv import LLM, SamplingParams
 from paged_kv.engine.detokenizer import Detokenizer
@@ -41,17 +40,12 @@ PROMPTS = [
 
 
 @pytest.fixture(scope="module")
-def reference():
-    return _smollm2.hf_model()
-
-
-@pytest.fixture(scope="module")
-def expected(reference, smollm2):
+def expected(smollm2, smollm2_hf_model):
     """Tokens and, for each, the logits they were chosen from."""
     results = []
     for prompt in PROMPTS:
         ids = torch.tensor([smollm2.tokenizer.encode(prompt)])
-        output = reference.generate(
+        output = smollm2_hf_model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=NUM_TOKENS,

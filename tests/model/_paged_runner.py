@@ -6,9 +6,7 @@ from __future__ import annotations
 import torch
 
 from paged_kv.metadata import AttentionMetadata
-
-# An id no pool has: a kernel that looks at an unused table entry fails loudly.
-ABSURD_BLOCK_ID = 2**30
+from paged_kv.testing import ABSURD_BLOCK_ID
 
 
 class PagedRunner:

@@ -8,14 +8,10 @@ from __future__ import annotations
 
 import itertools
 
-import torch
+from cache_cases import BLOCK_SIZES, DTYPES, HEAD_SIZES
 
 from paged_kv.testing import AttentionCase
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-LAYOUTS = ("nhd", "hnd", "vllm")
-HEAD_SIZES = (32, 64, 80, 96, 112, 120, 128, 192, 256)
-BLOCK_SIZES = (8, 16, 32, 64, 128)
 GROUP_SIZES = (1, 2, 3, 4, 5, 7, 8, 12, 16, 71)
 
 
@@ -27,7 +23,7 @@ def edge_lengths(block_size: int) -> tuple[int, ...]:
     )  # fmt: skip
 
 
-def _name(dtype: torch.dtype) -> str:
+def _name(dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 

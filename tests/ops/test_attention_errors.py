@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from cache_cases import int32
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ops.attention_calls import decode_arguments, options_of, partition_buffers, positional
@@ -17,10 +18,6 @@ NAMES = (
     "out", "query", "key_cache", "value_cache", "query_start_loc", "seq_lens", "block_tables",
     "scale",
 )  # fmt: skip
-
-
-def int32(*values):
-    return torch.tensor(values, dtype=torch.int32)
 
 
 def table(inputs, row, column, value):

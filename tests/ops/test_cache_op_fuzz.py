@@ -57,11 +57,8 @@ def spoil(draw, tensor):
 
 
 def copy_of(arguments):
-    """Clones with the same strides."""
     return {
-        name: value.clone(memory_format=torch.preserve_format)
-        if isinstance(value, torch.Tensor)
-        else value
+        name: value.clone() if isinstance(value, torch.Tensor) else value
         for name, value in arguments.items()
     }
 

@@ -227,6 +227,33 @@ def test_exported_slot_mapping_and_gather_take_any_batch():
         assert_same_tensors(program(*given), step(*given))
 
 
+def test_exported_block_copies_and_table_ops_take_any_batch():
+    def step(key_cache, value_cache, host, pairs, table, rows, contents, num_blocks):
+        ops.copy_blocks([key_cache], [value_cache], pairs)
+        ops.swap_blocks(key_cache, host, 3 * 4, pairs)
+        ones = torch.ones_like(rows)
+        ops.apply_block_table_writes(table, rows, ones, ones.cumsum(0).int(), contents)
+        out = table.new_full((rows.shape[0] + 1, table.shape[1]), 7)
+        ops.gather_block_tables(table, rows, num_blocks, out)
+        return key_cache.clone(), value_cache.clone(), host.clone(), table.clone(), out
+
+    def arguments(n):
+        caches = [torch.randn(9, 3) for _ in range(3)]
+        pairs = torch.stack([torch.zeros(n, dtype=torch.int64), torch.arange(1, n + 1)], dim=1)
+        rows = torch.randperm(8)[:n].int()
+        table = torch.zeros(8, 4, dtype=torch.int32)
+        return *caches, pairs, table, rows, 100 + rows, torch.full((8,), 2, dtype=torch.int32)
+
+    n = Dim("n", min=2, max=8)
+    shapes = [None, None, None, {0: n}, None, {0: n}, {0: n}, None]
+    program = exported(step, arguments(3), shapes)
+    for num in (2, 3, 7):
+        given = arguments(num)
+        expected = clone(given)
+        assert_same_tensors(program(*given), step(*expected))
+        assert_same_tensors(given, expected)
+
+
 def test_fake_kernels_refuse_what_the_ops_refuse():
     """A shape fault shows while tracing and not at the first run."""
     with torch._subclasses.FakeTensorMode() as mode:

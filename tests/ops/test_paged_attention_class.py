@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import doctest
-
 import pytest
 import torch
 from cache_cases import ONE, int32, same_bits
@@ -258,9 +256,3 @@ def test_every_supported_head_size_fits_the_layout():
         for dtype in (torch.float32, torch.bfloat16):
             shape = PagedAttention.get_kv_cache_shape(2, 16, 1, head_size)
             PagedAttention.split_kv_cache(torch.zeros(shape, dtype=dtype), 1, head_size)
-
-
-def test_examples():
-    results = doctest.testmod(attention)
-    assert results.failed == 0
-    assert results.attempted >= 4
