@@ -52,7 +52,7 @@ format: $(DONE)/lint-tools
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CPP_FILES)
 
-bench: $(DONE)/install
+bench: $(DONE)/install $(DONE)/demo-model $(DONE)/test-tools
 	$(call say,Benchmarks)
 	$(BIN)/python bench/run.py
 
