@@ -62,10 +62,5 @@ def test_drawing_fits_into_80_columns_in_any_encoding(encoding):
     assert max(len(line) for line in text.splitlines()) <= 80
 
 
-def test_shared_blocks_count_once_in_the_fragmentation():
-    # 4 blocks of 16 slots, 11 empty in block 4 and 15 in block 5.
-    assert TWO_REQUESTS.fragmentation() == pytest.approx((11 + 15) / 64)
-
-
 def test_prompt_text_is_not_taken_for_markup():
     assert "[bold]x[/]" in draw(TWO_REQUESTS, prompts={"7": "[bold]x[/]"})

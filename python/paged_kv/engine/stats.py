@@ -80,13 +80,3 @@ class BlockMap:
             for block_id in request.block_ids:
                 owners.setdefault(block_id, []).append(request.request_id)
         return owners
-
-    def fragmentation(self) -> float:
-        """Share of the held slots that hold no token, 0 to 1. A shared block counts once."""
-        num_slots = len(self.owners()) * self.block_size
-        # A block that is not full belongs to one request only.
-        num_empty = sum(
-            len(request.block_ids) * self.block_size - request.num_tokens
-            for request in self.requests
-        )
-        return num_empty / num_slots if num_slots else 0.0
