@@ -63,12 +63,15 @@ Source:
     vLLM 0.32 v1/core/kv_cache_utils.py::KVCacheBlock.
 )")
       .def(py::init(&BlockHandle::make_alone), py::arg("block_id"))
-      .def_property_readonly("block_id",
-                             [](const BlockHandle& self) { return self.block().block_id; })
-      .def_property_readonly("ref_cnt",
-                             [](const BlockHandle& self) { return self.block().ref_cnt; })
-      .def_property_readonly("is_null",
-                             [](const BlockHandle& self) { return self.block().is_null; })
+      .def_property_readonly(
+          "block_id", [](const BlockHandle& self) { return self.block().block_id; },
+          "The block's row in the cache tensors.")
+      .def_property_readonly(
+          "ref_cnt", [](const BlockHandle& self) { return self.block().ref_cnt; },
+          "How many hold the block; 0 in a pool: it is free.")
+      .def_property_readonly(
+          "is_null", [](const BlockHandle& self) { return self.block().is_null; },
+          "Whether it is the null block, block 0 of a pool.")
       .def_property_readonly(
           "block_hash",
           [](const BlockHandle& self) -> std::optional<BlockHashWithGroupId> {
@@ -143,8 +146,9 @@ Example:
              return std::make_unique<OwningQueue>(blocks);
            }),
            py::arg("blocks"))
-      .def_property_readonly("num_free_blocks",
-                             [](OwningQueue& self) { return self.queue().num_free_blocks(); })
+      .def_property_readonly(
+          "num_free_blocks", [](OwningQueue& self) { return self.queue().num_free_blocks(); },
+          "Blocks in the queue.")
       .def(
           "popleft", [](OwningQueue& self) { return self.handle(self.queue().popleft()); },
           "Take the first block. O(1).")

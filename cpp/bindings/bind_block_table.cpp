@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 
 namespace paged_kv::bindings {
 namespace {
@@ -85,7 +86,8 @@ Raises:
           "commit_block_table",
           [](const BlockTable& self, std::int64_t num_reqs, ContiguousArray<std::int32_t> out) {
             PAGED_KV_CHECK(out.ndim() == 2 && out.shape(1) == self.width(),
-                           "out: expected [num_rows, ", self.width(), "]");
+                           "out: expected shape (num_rows, ", self.width(), "), got ",
+                           std::string(py::str(out.attr("shape"))));
             self.commit_block_table(num_reqs,
                                     {out.mutable_data(), static_cast<std::size_t>(out.size())});
           },
@@ -169,16 +171,20 @@ Example:
            py::arg("max_num_reqs").noconvert(), py::arg("max_num_blocks_per_req").noconvert(),
            py::arg("max_num_batched_tokens").noconvert(),
            py::arg("kernel_block_size").noconvert() = py::none())
-      .def_property_readonly("block_size",
-                             [](const BlockTable& self) { return self.options().block_size; })
+      .def_property_readonly(
+          "block_size", [](const BlockTable& self) { return self.options().block_size; },
+          "Tokens per block of the pool.")
       .def_property_readonly(
           "kernel_block_size",
-          [](const BlockTable& self) { return self.options().kernel_block_size; })
-      .def_property_readonly("max_num_reqs",
-                             [](const BlockTable& self) { return self.options().max_num_reqs; })
+          [](const BlockTable& self) { return self.options().kernel_block_size; },
+          "Tokens per kernel block.")
+      .def_property_readonly(
+          "max_num_reqs", [](const BlockTable& self) { return self.options().max_num_reqs; },
+          "Number of rows.")
       .def_property_readonly(
           "max_num_blocks_per_req",
-          [](const BlockTable& self) { return self.options().max_num_blocks_per_req; })
+          [](const BlockTable& self) { return self.options().max_num_blocks_per_req; },
+          "Blocks of the pool that fit in a row.")
       .def_property_readonly("width", &BlockTable::width, "Kernel blocks that fit in a row.");
   bind_rows(table);
   bind_output(table);

@@ -120,7 +120,7 @@ Example:
            py::arg("hashes") = py::tuple())
       .def(
           "append", [](BlockHashList& self, const BlockHash& hash) { self.hashes.push_back(hash); },
-          py::arg("block_hash"))
+          py::arg("block_hash"), "Add a hash at the end.")
       .def(
           "extend",
           [](BlockHashList& self, const HashesObject& hashes) {
@@ -129,7 +129,7 @@ Example:
             const std::vector<BlockHash> more(arg.span().begin(), arg.span().end());
             self.hashes.insert(self.hashes.end(), more.begin(), more.end());
           },
-          py::arg("block_hashes"))
+          py::arg("block_hashes"), "Add hashes at the end.")
       .def(
           "truncate",
           [](BlockHashList& self, std::int64_t num_hashes) {

@@ -56,7 +56,8 @@ DumpTuple to_python(const BlockPoolDump& dump) {
 void bind_queries(py::class_<BlockPool, PoolPtr>& pool) {
   pool.def_property_readonly("num_gpu_blocks", &BlockPool::num_gpu_blocks,
                              "Number of blocks, the null block included.")
-      .def_property_readonly("enable_caching", &BlockPool::enable_caching)
+      .def_property_readonly("enable_caching", &BlockPool::enable_caching,
+                             "Whether full blocks can be found again.")
       .def_property_readonly("hash_block_size", &BlockPool::hash_block_size,
                              "Tokens that one block hash of a request covers.")
       .def_property_readonly(
@@ -70,7 +71,8 @@ void bind_queries(py::class_<BlockPool, PoolPtr>& pool) {
       .def_property_readonly(
           "null_block", [](const PoolPtr& self) { return to_handles(self, {{kNullBlockId}})[0]; },
           "Block 0, which stands in tables where nothing is held.")
-      .def("get_num_free_blocks", &BlockPool::get_num_free_blocks)
+      .def("get_num_free_blocks", &BlockPool::get_num_free_blocks,
+           "Blocks that nobody holds. Those whose content is cached count too.")
       .def("get_usage", &BlockPool::get_usage,
            "Share of the blocks, without the null block, that is held: 0.0 .. 1.0.")
       .def(

@@ -62,12 +62,16 @@ class NamedSizes {
   std::size_t num_sizes_ = 0;
 };
 
+template <class List>
+[[nodiscard]] std::string list_string(const List& values) {
+  std::string text;
+  for (const std::int64_t value : values)
+    text += (text.empty() ? "" : ", ") + std::to_string(value);
+  return "[" + text + "]";
+}
+
 [[nodiscard]] inline std::string shape_string(const Tensor& tensor) {
-  std::string text = "[";
-  for (std::int64_t i = 0; i < tensor.dim(); ++i) {
-    text += (i > 0 ? ", " : "") + std::to_string(tensor.size(i));
-  }
-  return text + "]";
+  return list_string(tensor.sizes());
 }
 
 // Holds references: use it within one expression.
@@ -116,7 +120,8 @@ class TensorCheck {
   }
 
   const TensorCheck& contiguous() const {
-    PAGED_KV_CHECK(tensor_.is_contiguous(), name_, ": expected a contiguous tensor");
+    PAGED_KV_CHECK(tensor_.is_contiguous(), name_, ": expected a contiguous tensor, got shape ",
+                   shape_string(tensor_), " with strides ", list_string(tensor_.strides()));
     return *this;
   }
 

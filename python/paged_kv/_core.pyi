@@ -42,9 +42,13 @@ class BlockHashList:
     def __repr__(self) -> str:
         ...
     def append(self, block_hash: bytes) -> None:
-        ...
+        """
+        Add a hash at the end.
+        """
     def extend(self, block_hashes: collections.abc.Iterable[bytes]) -> None:
-        ...
+        """
+        Add hashes at the end.
+        """
     def truncate(self, num_hashes: int) -> None:
         """
         Drop all but the first `num_hashes`, e.g. from an edited block on.
@@ -87,10 +91,14 @@ class KVCacheBlock:
         """
     @property
     def block_id(self) -> int:
-        ...
+        """
+        The block's row in the cache tensors.
+        """
     @property
     def is_null(self) -> bool:
-        ...
+        """
+        Whether it is the null block, block 0 of a pool.
+        """
     @property
     def next_free_block(self) -> KVCacheBlock | None:
         """
@@ -103,7 +111,9 @@ class KVCacheBlock:
         """
     @property
     def ref_cnt(self) -> int:
-        ...
+        """
+        How many hold the block; 0 in a pool: it is free.
+        """
 class FreeKVCacheBlockQueue:
     """
     Free blocks in the order of their reuse: a linked list through the blocks.
@@ -161,7 +171,9 @@ class FreeKVCacheBlockQueue:
         """
     @property
     def num_free_blocks(self) -> int:
-        ...
+        """
+        Blocks in the queue.
+        """
 class BlockHashToBlockMap:
     """
     Prefix-cache index: key -> the blocks that hold this content.
@@ -294,7 +306,9 @@ class BlockPool:
             OutOfBlocksError: fewer than `num_blocks` are free. Nothing has changed.
         """
     def get_num_free_blocks(self) -> int:
-        ...
+        """
+        Blocks that nobody holds. Those whose content is cached count too.
+        """
     def get_usage(self) -> float:
         """
         Share of the blocks, without the null block, that is held: 0.0 .. 1.0.
@@ -314,7 +328,9 @@ class BlockPool:
         """
     @property
     def enable_caching(self) -> bool:
-        ...
+        """
+        Whether full blocks can be found again.
+        """
     @property
     def hash_block_size(self) -> int:
         """
@@ -455,16 +471,24 @@ class BlockTable:
         """
     @property
     def block_size(self) -> int:
-        ...
+        """
+        Tokens per block of the pool.
+        """
     @property
     def kernel_block_size(self) -> int:
-        ...
+        """
+        Tokens per kernel block.
+        """
     @property
     def max_num_blocks_per_req(self) -> int:
-        ...
+        """
+        Blocks of the pool that fit in a row.
+        """
     @property
     def max_num_reqs(self) -> int:
-        ...
+        """
+        Number of rows.
+        """
     @property
     def num_blocks_per_row(self) -> numpy.typing.NDArray[numpy.int32]:
         """

@@ -16,7 +16,7 @@ concept Comparable = requires(A a, B b) { a == b; };
 static_assert(!std::is_convertible_v<int, BlockId>);
 static_assert(!std::is_convertible_v<BlockId, int>);
 static_assert(!std::is_convertible_v<BlockId, GroupId>);
-static_assert(!std::is_constructible_v<BlockId, SlotId>);
+static_assert(!std::is_constructible_v<BlockId, GroupId>);
 static_assert(!Comparable<BlockId, GroupId>);
 static_assert(Comparable<BlockId, BlockId>);
 

@@ -4,34 +4,20 @@
 // caches too large to exist.
 #include "ops/cpu/paged_attention.h"
 
+#include "huge_mapping.h"
 #include "ops/cpu/attention_batch.h"
 #include "ops/cpu/vec.h"
+#include "test_threads.h"
 
 #include <cmath>
 #include <random>
 #include <stdexcept>
-#include <sys/mman.h>
-#include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 namespace paged_kv::cpu {
 namespace {
-
-// Four threads, a range of the items each.
-constexpr ThreadRunner kFourThreads{
-    .run =
-        [](std::int64_t num_items, std::int64_t, ThreadRunner::Body body, void* context) {
-          std::vector<std::thread> threads;
-          for (std::int64_t i = 0; i < 4; ++i) {
-            threads.emplace_back(
-                [=] { body(num_items * i / 4, num_items * (i + 1) / 4, context); });
-          }
-          for (std::thread& thread : threads) thread.join();
-        },
-    .num_threads = [] { return std::int64_t{4}; },
-};
 
 // A ragged batch over an nhd cache of float32.
 struct Problem {
@@ -154,7 +140,7 @@ TEST(PagedAttention, ThreadsGiveTheSameBits) {
   Problem serial;
   paged_attention(serial.params(), kSerialRunner);
   Problem threaded;
-  paged_attention(threaded.params(), kFourThreads);
+  paged_attention(threaded.params(), testing::kFourThreadsRunner);
   EXPECT_EQ(serial.out, threaded.out);
   EXPECT_EQ(serial.lse, threaded.lse);
 }
@@ -162,11 +148,7 @@ TEST(PagedAttention, ThreadsGiveTheSameBits) {
 // Two blocks that lie 2^31 + 64 elements apart: reserved, but only the used pages exist.
 TEST(PagedAttention, OffsetsAre64Bit) {
   constexpr std::int64_t kBlockStride = (std::int64_t{1} << 31) + 64;
-  constexpr std::size_t kBytes = (2 * kBlockStride + 4096) * sizeof(float);
-  void* memory = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  ASSERT_NE(memory, MAP_FAILED);
-  auto* cache = static_cast<float*>(memory);
+  testing::HugeMapping<float> cache(2 * kBlockStride + 4096);
   Problem problem;
   auto params = problem.params();
   problem.starts = {0, 1};
@@ -176,14 +158,13 @@ TEST(PagedAttention, OffsetsAre64Bit) {
   params.batch.seq_lens = {problem.lens.data(), 1, 1};
   params.batch.block_tables = {problem.tables.data(), 1, 1, 1, 1};
   params.batch.num_blocks = 3;
-  params.cache.key = params.cache.value = cache;
+  params.cache.key = params.cache.value = cache.data();
   params.cache.key_block_stride = params.cache.value_block_stride = kBlockStride;
-  cache[2 * kBlockStride] = 5.0f;
+  cache.data()[2 * kBlockStride] = 5.0f;
 
   check_batch(params.batch, params.mask);
   paged_attention(params, kSerialRunner);
   EXPECT_EQ(problem.out[0], 5.0f);
-  munmap(memory, kBytes);
 }
 
 TEST(CheckBatch, LooksAtNothingThatIsNotUsed) {

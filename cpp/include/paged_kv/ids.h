@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Strong integer ids: a BlockId cannot be passed where a slot or a group is meant.
+// Strong integer ids: a BlockId cannot be passed where a group or a count is meant.
 #pragma once
 
 #include <compare>
@@ -41,8 +41,6 @@ class StrongId {
 using BlockId = StrongId<struct BlockIdTag, std::int32_t>;
 // A KV cache group: layers that share one block table.
 using GroupId = StrongId<struct GroupIdTag, std::int32_t>;
-// A token's place in the cache: block_id * block_size + offset. -1 = padding, not written.
-using SlotId = StrongId<struct SlotIdTag, std::int64_t>;
 
 // Block 0 of every pool: stands in tables where no block is held, and is never handed out.
 inline constexpr BlockId kNullBlockId{0};

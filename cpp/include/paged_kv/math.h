@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Integer helpers. Sizes and ids are signed; products of user input are checked.
+// Integer helpers. Sizes and ids are signed.
 #pragma once
 
 #include "paged_kv/check.h"
 
 #include <concepts>
-#include <cstdint>
-#include <limits>
 
 namespace paged_kv {
 

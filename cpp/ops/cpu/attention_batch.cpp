@@ -35,7 +35,7 @@ void check_lengths(const AttentionBatch& batch, std::int64_t seq) {
   PAGED_KV_CHECK(batch.max_seq_len < 0 || seq_len <= batch.max_seq_len, "seq_lens[", seq,
                  "]: expected <= max_seq_len = ", batch.max_seq_len, ", got ", seq_len);
   PAGED_KV_CHECK(batch.max_query_len < 0 || query_len <= batch.max_query_len,
-                 "query_start_loc: ", "sequence ", seq, " has ", query_len,
+                 "query_start_loc: sequence ", seq, " has ", query_len,
                  " queries, expected <= max_query_len = ", batch.max_query_len);
 }
 

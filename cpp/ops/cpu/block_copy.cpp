@@ -11,12 +11,6 @@
 namespace paged_kv::cpu {
 namespace {
 
-constexpr std::int64_t kTaskBytes = 64 * 1024;  // as in token_copy.h
-
-std::int64_t pairs_per_task(std::int64_t block_bytes) {
-  return std::max<std::int64_t>(1, kTaskBytes / std::max<std::int64_t>(1, block_bytes));
-}
-
 void check_block_id(std::int64_t id, std::int64_t num_blocks, std::int64_t pair, const char* role) {
   PAGED_KV_CHECK(id >= 0 && id < num_blocks, "block_mapping[", pair, "]: expected a ", role,
                  " block in [0, ", num_blocks, "), got ", id);
@@ -96,7 +90,7 @@ void copy_blocks(std::span<const BlockedCache> caches, BlockMapping mapping,
     }
   };
   const auto num_caches = static_cast<std::int64_t>(caches.size());
-  parallel_for(runner, num_caches * mapping.num_rows, pairs_per_task(caches[0].shape.num_bytes()),
+  parallel_for(runner, num_caches * mapping.num_rows, copies_per_task(caches[0].shape.num_bytes()),
                std::move(copy_range));
 }
 
@@ -114,7 +108,7 @@ void swap_blocks(BlockPoolBytes<const std::byte> src, BlockPoolBytes<std::byte> 
                   static_cast<std::size_t>(block_size_bytes));
     }
   };
-  parallel_for(runner, mapping.num_rows, pairs_per_task(block_size_bytes), std::move(copy_range));
+  parallel_for(runner, mapping.num_rows, copies_per_task(block_size_bytes), std::move(copy_range));
 }
 
 }  // namespace paged_kv::cpu

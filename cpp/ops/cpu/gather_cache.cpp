@@ -81,7 +81,7 @@ void gather_cache(const GatherCacheParams& p, const ThreadRunner& runner) {
     const TokenCopier<T> copy(p.num_kv_heads, p.head_size, p.cache_strides, p.out_strides);
     const std::int64_t bytes_per_token = p.num_kv_heads * p.head_size * p.element_size;
     parallel_for(
-        runner, p.cu_seq_lens[num_seqs], tokens_per_task(bytes_per_token),
+        runner, p.cu_seq_lens[num_seqs], copies_per_task(bytes_per_token),
         [&](std::int64_t begin, std::int64_t end) { gather_range<T>(p, copy, begin, end); });
   });
 }

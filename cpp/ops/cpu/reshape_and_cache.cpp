@@ -91,7 +91,7 @@ void reshape_and_cache(const ReshapeAndCacheParams& p, const ThreadRunner& runne
   check_slots(p.slot_mapping, p.num_blocks * p.block_size);
   dispatch_element_size(p.element_size, [&]<class T>() {
     const std::int64_t bytes_per_token = 2 * p.num_kv_heads * p.head_size * p.element_size;
-    parallel_for(runner, p.slot_mapping.size, tokens_per_task(bytes_per_token),
+    parallel_for(runner, p.slot_mapping.size, copies_per_task(bytes_per_token),
                  [&](std::int64_t begin, std::int64_t end) { write_range<T>(p, begin, end); });
   });
 }

@@ -46,7 +46,7 @@ void reshape_and_cache_flash(const ReshapeAndCacheFlashParams& p, const ThreadRu
     const FlashWriter<T> key(p.key, p.key_cache, p.num_kv_heads, p.head_size);
     const FlashWriter<T> value(p.value, p.value_cache, p.num_kv_heads, p.head_size);
     const std::int64_t bytes_per_token = 2 * p.num_kv_heads * p.head_size * p.element_size;
-    parallel_for(runner, p.slot_mapping.size, tokens_per_task(bytes_per_token),
+    parallel_for(runner, p.slot_mapping.size, copies_per_task(bytes_per_token),
                  [&](std::int64_t begin, std::int64_t end) {
                    for (std::int64_t token = begin; token < end; ++token) {
                      const std::int64_t slot = p.slot_mapping[token];

@@ -4,6 +4,7 @@
 // pass std::thread or none. The library starts no threads of its own.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 namespace paged_kv::cpu {
@@ -31,6 +32,13 @@ void parallel_for(const ThreadRunner& runner, std::int64_t num_items, std::int64
         (*static_cast<F*>(context))(begin, end);
       },
       &body);
+}
+
+// The grain of a copy whose items have `item_bytes`, so that a task moves about 64 KiB: below that,
+// waking a thread costs more than the copy.
+[[nodiscard]] constexpr std::int64_t copies_per_task(std::int64_t item_bytes) noexcept {
+  constexpr std::int64_t kTaskBytes = 64 * 1024;
+  return std::max<std::int64_t>(1, kTaskBytes / std::max<std::int64_t>(1, item_bytes));
 }
 
 // Everything in the calling thread.

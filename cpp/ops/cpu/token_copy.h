@@ -65,12 +65,4 @@ void dispatch_element_size(std::int64_t element_size, F&& f) {
   }
 }
 
-// Tokens per task, so that a task moves at least 64 KiB: below that, waking a thread costs more
-// than the copy.
-[[nodiscard]] constexpr std::int64_t tokens_per_task(std::int64_t bytes_per_token) noexcept {
-  constexpr std::int64_t kTaskBytes = 64 * 1024;
-  return bytes_per_token >= kTaskBytes ? 1
-                                       : kTaskBytes / (bytes_per_token > 0 ? bytes_per_token : 1);
-}
-
 }  // namespace paged_kv::cpu
