@@ -21,8 +21,8 @@ BIN := $(VENV)/bin
 DONE := $(VENV)/done
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 CMAKE := $(BIN)/cmake
-NATIVE_SOURCES := $(shell find CMakeLists.txt cmake cpp build_backend.py pyproject.toml -type f)
-CPP_TEST_SOURCES := $(NATIVE_SOURCES) $(shell find tests/cpp -type f)
+NATIVE_SOURCES := $(shell find CMakeLists.txt cmake cpp cuda build_backend.py pyproject.toml -type f)
+CPP_TEST_SOURCES := $(NATIVE_SOURCES) $(shell find tests/cpp tests/cuda -type f)
 CPP_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cuh' '*.cu')
 say = @printf '== %s\n' "$(1)"
 
@@ -34,7 +34,8 @@ demo: $(DONE)/install $(DONE)/demo-model
 	  --prompt "The three laws of robotics were written by Isaac Asimov. The first law says that" \
 	  --prompt "The three laws of robotics were written by Isaac Asimov. The second law says that"
 
-test: $(DONE)/install $(DONE)/demo-model $(DONE)/test-tools $(DONE)/cpp-release $(DONE)/cpp-asan
+test: $(DONE)/install $(DONE)/demo-model $(DONE)/test-tools $(DONE)/cpp-release $(DONE)/cpp-asan \
+  $(DONE)/cpp-tsan
 	$(call say,Tests)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) --durations=15 $(PYTEST_ARGS)
 
@@ -128,4 +129,12 @@ $(DONE)/cpp-asan: $(DONE)/googletest $(CPP_TEST_SOURCES)
 	$(CONFIGURE_CPP_TESTS) -B build/cpp-asan -DCMAKE_BUILD_TYPE=Debug \
 	  -DPAGED_KV_SANITIZE=address,undefined > /dev/null
 	$(CMAKE) --build build/cpp-asan --parallel $(JOBS)
+	touch $@
+
+# Only the kernels: the host core has one thread.
+$(DONE)/cpp-tsan: $(DONE)/googletest $(CPP_TEST_SOURCES)
+	$(call say,Emulated CUDA kernels with ThreadSanitizer)
+	$(CONFIGURE_CPP_TESTS) -B build/cpp-tsan -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+	  -DPAGED_KV_SANITIZE=thread > /dev/null
+	$(CMAKE) --build build/cpp-tsan --parallel $(JOBS) --target paged_kv_cuda_test
 	touch $@

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collects each test of the GoogleTest binaries as a pytest item, and loads SmolLM2 once.
 
-``make test`` builds two binaries from tests/cpp: an optimised one and one under ASan and UBSan. They
-are found in build/, or named by ``$PAGED_KV_TEST_BINARIES`` (separated by ``:``).
+``make test`` builds the binaries of BINARIES, each in several build types. They are found in build/,
+or named by ``$PAGED_KV_TEST_BINARIES`` (separated by ``:``).
 """
 
 from __future__ import annotations
@@ -14,18 +14,23 @@ from pathlib import Path
 import pytest
 
 REPO_ROOT = Path(__file__).resolve().parent.parent
-BINARY_DIRS = {"release": "build/cpp-release", "asan": "build/cpp-asan"}
+BUILD_DIRS = {"release": "build/cpp-release", "asan": "build/cpp-asan", "tsan": "build/cpp-tsan"}
+# Folder of the tests: name of its binary, and the build types that it is run in.
+BINARIES = {
+    "tests/cpp": ("paged_kv_test", ["release", "asan"]),
+    "tests/cuda": ("paged_kv_cuda_test", ["release", "asan", "tsan"]),
+}
 TIMEOUT_S = 300
 # Files that take minutes. They run first, so that parallel workers end at about the same time.
 SLOW_FILES = ("test_install.py", "test_smollm2.py")
 
 
-def _binaries() -> dict[str, Path]:
+def _binaries(folder: str) -> dict[str, Path]:
+    name, build_types = BINARIES[folder]
     if paths := os.environ.get("PAGED_KV_TEST_BINARIES"):
-        return {f"binary{i}": Path(path) for i, path in enumerate(paths.split(":"))}
-    return {
-        name: REPO_ROOT / folder / "tests/cpp/paged_kv_test" for name, folder in BINARY_DIRS.items()
-    }
+        named = (Path(path) for path in paths.split(":"))
+        return {f"binary{i}": path for i, path in enumerate(named) if path.name == name}
+    return {label: REPO_ROOT / BUILD_DIRS[label] / folder / name for label in build_types}
 
 
 class CppTestItem(pytest.Item):
@@ -52,9 +57,10 @@ class CppTestItem(pytest.Item):
 
 class CppTestFile(pytest.File):
     def collect(self):
-        for label, binary in _binaries().items():
+        folder = str(self.path.parent.relative_to(REPO_ROOT))
+        for label, binary in _binaries(folder).items():
             if not binary.is_file():
-                msg = f"{binary} is missing: run `make test`, or deselect with --ignore=tests/cpp"
+                msg = f"{binary} is missing: run `make test`, or deselect with --ignore={folder}"
                 raise pytest.UsageError(msg)
             for test in _list_tests(binary):
                 yield CppTestItem.from_parent(
@@ -77,7 +83,7 @@ def _list_tests(binary: Path) -> list[str]:
 
 
 def pytest_collect_file(parent, file_path):
-    if file_path == REPO_ROOT / "tests/cpp/CMakeLists.txt":
+    if file_path in [REPO_ROOT / folder / "CMakeLists.txt" for folder in BINARIES]:
         return CppTestFile.from_parent(parent, path=file_path)
     return None
 

@@ -8,14 +8,14 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <numeric>
+#include <functional>
+#include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
 
 namespace paged_kv::cuda::testing {
 namespace {
-
-using ::testing::TestWithParam;
 
 // The report names the reason, the place in the kernel, and what each thread does.
 void expect_report(const std::string& report, const std::vector<std::string>& parts) {
@@ -28,10 +28,10 @@ TEST(Catches, ThreadsWaitingForDifferentThingsAreADeadlock) {
   std::array<int, 64> out{};
   EXPECT_EQ(error_of(&shuffle_or_barrier_kernel<true>, 1, 64, out.data()), "");
   const std::string report = error_of(&shuffle_or_barrier_kernel<false>, 1, 64, out.data());
-  expect_report(report, {"deadlock", "block (0,0,0)", "order=fifo",
-                         "threads 0..2: wait in __syncthreads", "tests/cuda/planted_bugs.cuh:",
-                         "threads 3..3: wait in __shfl_sync mask 0xffffffff",
-                         "threads 4..63: wait in __syncthreads", "shuffle_or_barrier_kernel"});
+  expect_report(
+      report, {"deadlock", "block (0,0,0)", "order=fifo", "threads 0..2: wait in __syncthreads",
+               "tests/cuda/planted_bugs.cuh:", "threads 3..3: wait in __shfl_sync mask 0xffffffff",
+               "threads 4..63: wait in __syncthreads", "shuffle_or_barrier_kernel"});
 }
 
 TEST(Catches, DivergentBarrierNamesBothLines) {
@@ -41,6 +41,12 @@ TEST(Catches, DivergentBarrierNamesBothLines) {
   expect_report(report, {"divergent __syncthreads: thread 16 is at __syncthreads",
                          "others wait at __syncthreads", "threads 0..15: wait in __syncthreads"});
 }
+
+// clang-format off
+__global__ void barriers_on_one_line_kernel() {
+  if (threadIdx.x < 16) { __syncthreads(); } else { __syncthreads(); }
+}
+// clang-format on
 
 TEST(Catches, DivergentBarrierOnOneLine) {
   expect_report(error_of(&barriers_on_one_line_kernel, 1, 64), {"divergent __syncthreads"});
@@ -177,14 +183,14 @@ TEST(Catches, UninitialisedSharedMemoryIsNotANumber) {
 TEST(Catches, WritePastASharedArray) {
   std::array<int, 32> out{};
   EXPECT_EQ(error_of(&shift_in_shared_kernel<unsigned>, 1, 32, 0u, out.data()), "");
-  expect_report(error_of(&shift_in_shared_kernel<unsigned>, 1, 32, 1u, out.data()),
-                {"shared memory was written 1 bytes past the end of", "int [32]",
-                 "planted_bugs.cuh:"});
+  expect_report(
+      error_of(&shift_in_shared_kernel<unsigned>, 1, 32, 1u, out.data()),
+      {"shared memory was written 1 bytes past the end of", "int [32]", "planted_bugs.cuh:"});
 }
 
 TEST(Catches, WritePastDynamicSharedMemory) {
-  launch(&fill_dynamic_shared_kernel, 1, 1, 40, nullptr, 10);
-  EXPECT_THROW(launch(&fill_dynamic_shared_kernel, 1, 1, 40, nullptr, 11), simt::KernelError);
+  launch(&fill_dynamic_shared_kernel<int>, 1, 1, 40, nullptr, 10);
+  EXPECT_THROW(launch(&fill_dynamic_shared_kernel<int>, 1, 1, 40, nullptr, 11), simt::KernelError);
 }
 
 #endif  // !defined(__SANITIZE_ADDRESS__)

@@ -7,6 +7,7 @@
 #include "test_support.h"
 
 #include <array>
+#include <cstdint>
 #include <memory>
 
 #include <gtest/gtest.h>
@@ -29,8 +30,14 @@ TEST(MemoryErrors, IndexPastASharedArray) {
 }
 
 TEST(MemoryErrors, AccessPastDynamicSharedMemory) {
-  launch(&fill_dynamic_shared_kernel, 1, 1, 40, nullptr, 10);
-  EXPECT_DEATH(launch(&fill_dynamic_shared_kernel, 1, 1, 40, nullptr, 11), "use-after-poison");
+  launch(&fill_dynamic_shared_kernel<int>, 1, 1, 40, nullptr, 10);
+  EXPECT_DEATH(launch(&fill_dynamic_shared_kernel<int>, 1, 1, 40, nullptr, 11), "use-after-poison");
+}
+
+// Bug in the data: a table entry beyond the cache. Grid: 1. Block: (32).
+__global__ void gather_block_kernel(const float* cache, const int* block_table, float* out) {
+  const std::int64_t block_id = __ldg(block_table);
+  out[threadIdx.x] = cache[block_id * 32 + threadIdx.x];
 }
 
 TEST(MemoryErrors, BlockTableEntryBeyondTheCache) {
@@ -40,8 +47,9 @@ TEST(MemoryErrors, BlockTableEntryBeyondTheCache) {
   int block_table = kNumBlocks - 1;
   launch(&gather_block_kernel, 1, 32, 0, nullptr, cache.get(), &block_table, out.data());
   block_table = kNumBlocks;
-  EXPECT_DEATH(launch(&gather_block_kernel, 1, 32, 0, nullptr, cache.get(), &block_table, out.data()),
-               "heap-buffer-overflow");
+  EXPECT_DEATH(
+      launch(&gather_block_kernel, 1, 32, 0, nullptr, cache.get(), &block_table, out.data()),
+      "heap-buffer-overflow");
 }
 
 __global__ void local_array_kernel(unsigned index, int* out) {

@@ -7,8 +7,6 @@
 #include "paged_kv/cuda/ptx.cuh"
 #include "paged_kv/cuda/shared.cuh"
 
-#include <cstdint>
-
 #include <cuda_runtime.h>
 
 namespace paged_kv::cuda::testing {
@@ -115,15 +113,10 @@ __global__ void shift_in_shared_array_kernel(Index first, int* out) {
 }
 
 // Bug: more dynamic shared memory than the launch gave. Grid: 1. Block: any.
-inline __global__ void fill_dynamic_shared_kernel(int num_elements) {
-  int* elements = dynamic_shared<int>();
-  for (int i = 0; i < num_elements; ++i) elements[i] = i;
-}
-
-// Bug in the data: a table entry beyond the cache. Grid: 1. Block: (32).
-inline __global__ void gather_block_kernel(const float* cache, const int* block_table, float* out) {
-  const std::int64_t block_id = __ldg(block_table);
-  out[threadIdx.x] = cache[block_id * 32 + threadIdx.x];
+template <class T>
+__global__ void fill_dynamic_shared_kernel(int num_elements) {
+  T* elements = dynamic_shared<T>();
+  for (int i = 0; i < num_elements; ++i) elements[i] = T{};
 }
 
 // Bug: one thread shuffles while the others wait for it at a barrier. Grid: 1. Block: (64).
@@ -147,11 +140,6 @@ __global__ void barrier_in_branches_kernel(int* out) {
   }
   out[threadIdx.x] = 1;
 }
-// clang-format off
-inline __global__ void barriers_on_one_line_kernel() {
-  if (threadIdx.x < 16) { __syncthreads(); } else { __syncthreads(); }
-}
-// clang-format on
 
 // Bug: the halves of a warp shuffle apart, each expecting all lanes. Grid: 1. Block: (32).
 template <bool kCorrect>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Races that ThreadSanitizer finds between emulated threads, which all run on one OS thread: each is
-// a fiber that TSan knows, a switch orders nothing, and only what orders threads on the device tells
-// TSan so (barriers, __syncwarp, fences with atomics).
+// Races that ThreadSanitizer finds between emulated threads, which all run on one OS thread: each
+// is a fiber that TSan knows, a switch orders nothing, and only what orders threads on the device
+// tells TSan so (barriers, __syncwarp, fences with atomics).
 #if defined(__SANITIZE_THREAD__)
 
 #include "planted_bugs.cuh"
@@ -126,11 +126,9 @@ TEST(Races, LastBlockNeedsFences) {
   std::array<int, 8> partial{};
   unsigned num_done = 0;
   int out = 0;
-  EXPECT_EQ(
-      num_races_in(&last_block_sums_kernel<true>, 8, 2, partial.data(), &num_done, &out), 0);
+  EXPECT_EQ(num_races_in(&last_block_sums_kernel<true>, 8, 2, partial.data(), &num_done, &out), 0);
   EXPECT_EQ(out, 28);
-  EXPECT_GT(
-      num_races_in(&last_block_sums_kernel<false>, 8, 2, partial.data(), &num_done, &out), 0);
+  EXPECT_GT(num_races_in(&last_block_sums_kernel<false>, 8, 2, partial.data(), &num_done, &out), 0);
 }
 
 // Launches of one stream are ordered, and the host after them.

@@ -37,9 +37,7 @@ inline __nv_bfloat16 __float2bfloat16_rn(float x) { return __nv_bfloat16(x); }
 inline float __bfloat162float(__nv_bfloat16 x) { return static_cast<float>(x); }
 inline __nv_bfloat162 __halves2bfloat162(__nv_bfloat16 x, __nv_bfloat16 y) { return {x, y}; }
 inline __nv_bfloat162 __bfloat162bfloat162(__nv_bfloat16 x) { return {x, x}; }
-inline __nv_bfloat162 __float2bfloat162_rn(float x) {
-  return {__nv_bfloat16(x), __nv_bfloat16(x)};
-}
+inline __nv_bfloat162 __float2bfloat162_rn(float x) { return {__nv_bfloat16(x), __nv_bfloat16(x)}; }
 inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) {
   return {__nv_bfloat16(x), __nv_bfloat16(y)};
 }

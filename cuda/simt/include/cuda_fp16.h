@@ -23,8 +23,7 @@ struct __half {
 
   __half() = default;
   constexpr __half(__half_raw raw) noexcept : __x(raw.x) {}
-  explicit constexpr __half(float value) noexcept
-      : __x(paged_kv::simt::half_from_float(value)) {}
+  explicit constexpr __half(float value) noexcept : __x(paged_kv::simt::half_from_float(value)) {}
   explicit constexpr operator float() const noexcept {
     return paged_kv::simt::float_from_half(__x);
   }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Stands in for CUDA's <cuda_runtime.h> when a kernel is compiled by a host compiler to run on a CPU
-// (docs/testing.md). Kernel sources include it and need no change. What is missing here, a kernel
-// may not use until it is added.
+// Stands in for CUDA's <cuda_runtime.h> when a kernel is compiled by a host compiler to run on a
+// CPU (docs/testing.md). Kernel sources include it and need no change. What is missing here, a
+// kernel may not use until it is added.
 #pragma once
 
 #include "simt/async_copy.h"

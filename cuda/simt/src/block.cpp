@@ -13,8 +13,7 @@ namespace {
 constexpr int kTokensPerWarp = 4 * warpSize;
 constexpr int kBarrierTokens = 2;
 
-constexpr std::size_t kDefaultStackBytes =
-    sanitizer::kAddress ? 256 * 1024 : 64 * 1024;
+constexpr std::size_t kDefaultStackBytes = sanitizer::kAddress ? 256 * 1024 : 64 * 1024;
 
 // "block (0,2,0) thread (31,0,0)"
 std::string name_of(const ThreadContext& thread) {
@@ -46,8 +45,8 @@ void Block::begin_launch(int num_threads, std::size_t dynamic_shared_bytes) {
   schedule_ = options();
   num_threads_ = num_threads;
   dynamic_shared_bytes_ = dynamic_shared_bytes;
-  stacks_.reserve(num_threads, schedule_.stack_bytes > 0 ? to_index(schedule_.stack_bytes)
-                                                         : kDefaultStackBytes);
+  stacks_.reserve(num_threads,
+                  schedule_.stack_bytes > 0 ? to_index(schedule_.stack_bytes) : kDefaultStackBytes);
   tokens_.begin_launch();
   launcher_.adopt_tsan_fiber();
 }
@@ -137,8 +136,8 @@ void Block::thread_entry() {
   self.leave_returned_thread();
 }
 
-// A thread that has returned counts no longer: its block's barrier, or a collective of its warp, may
-// now be complete.
+// A thread that has returned counts no longer: its block's barrier, or a collective of its warp,
+// may now be complete.
 void Block::leave_returned_thread() {
   Thread& self = running();
   self.activity = Activity::kReturned;

@@ -53,7 +53,7 @@ struct Thread : ThreadContext {
   unsigned mask = 0;
   Location location{};
   AsyncCopyQueue copies;
-  bool has_fenced = false;             // see memory_fence()
+  bool has_fenced = false;  // see memory_fence()
   const void* last_atomic = nullptr;
 };
 

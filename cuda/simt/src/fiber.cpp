@@ -7,8 +7,8 @@
 #include <cstdlib>
 
 #if !PAGED_KV_SIMT_USE_UCONTEXT
-// void paged_kv_simt_switch(void** save_stack_pointer, void* stack_pointer): pushes what the System V
-// ABI wants preserved across a call, and pops the same of the other stack.
+// void paged_kv_simt_switch(void** save_stack_pointer, void* stack_pointer): pushes what the System
+// V ABI wants preserved across a call, and pops the same of the other stack.
 extern "C" void paged_kv_simt_switch(void** save_stack_pointer, void* stack_pointer);
 asm(R"(
 .text

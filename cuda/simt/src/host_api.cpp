@@ -29,7 +29,7 @@ namespace {
 constexpr std::size_t kDefaultMaxDynamicBytes = 48 * 1024;
 
 std::mutex launch_mutex;
-thread_local bool is_launching = false;  // on this OS thread
+thread_local bool is_launching = false;                // on this OS thread
 std::map<const void*, std::size_t> max_dynamic_bytes;  // by kernel; guarded by launch_mutex
 
 bool is_valid_block(dim3 dim) {
@@ -69,7 +69,8 @@ class BlockOrder {
     piece_.resize(static_cast<std::size_t>(std::min(kPieceSize, num_blocks_ - start)));
     std::iota(piece_.begin(), piece_.end(), start);
     for (std::size_t i = piece_.size() - 1; i > 0; --i) {
-      std::swap(piece_[i], piece_[static_cast<std::size_t>(random_.below(static_cast<int>(i) + 1))]);
+      std::swap(piece_[i],
+                piece_[static_cast<std::size_t>(random_.below(static_cast<int>(i) + 1))]);
     }
   }
 

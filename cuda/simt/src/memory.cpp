@@ -5,9 +5,8 @@
 
 #include <cstdlib>
 #include <new>
-#include <utility>
-
 #include <sys/mman.h>
+#include <utility>
 
 namespace paged_kv::simt {
 namespace {
@@ -44,7 +43,8 @@ void MappedMemory::protect(std::span<std::byte> part) {
 }
 
 void MappedMemory::forget(std::span<std::byte> part) {
-  void* again = mmap(part.data(), part.size(), PROT_READ | PROT_WRITE, kMapFlags | MAP_FIXED, -1, 0);
+  void* again =
+      mmap(part.data(), part.size(), PROT_READ | PROT_WRITE, kMapFlags | MAP_FIXED, -1, 0);
   if (again == MAP_FAILED) throw std::bad_alloc();
 }
 
@@ -55,7 +55,8 @@ void StackPool::reserve(int num_stacks, std::size_t stack_bytes) {
   stack_bytes_ = stack_bytes;
   num_stacks_ = num_stacks;
   for (int i = 0; i < num_stacks; ++i) {
-    MappedMemory::protect(memory_.bytes().subspan(stride * static_cast<std::size_t>(i), kPageBytes));
+    MappedMemory::protect(
+        memory_.bytes().subspan(stride * static_cast<std::size_t>(i), kPageBytes));
   }
 }
 

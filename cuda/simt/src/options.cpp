@@ -80,7 +80,8 @@ std::string to_string(const Options& value) {
   if (value.order == ThreadOrder::kRandom) {
     text = "order=random seed=" + std::to_string(value.seed);
   }
-  return text + (value.async_copy == AsyncCopyMode::kLate ? " async_copy=late" : " async_copy=eager");
+  return text +
+         (value.async_copy == AsyncCopyMode::kLate ? " async_copy=late" : " async_copy=eager");
 }
 
 }  // namespace paged_kv::simt

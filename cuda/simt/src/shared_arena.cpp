@@ -27,7 +27,6 @@ std::size_t align_up(std::size_t value, std::size_t alignment) {
   return (value + alignment - 1) / alignment * alignment;
 }
 
-
 }  // namespace
 
 SharedArena::SharedArena() : memory_(kArenaBytes) {

@@ -10,8 +10,8 @@
 
 namespace paged_kv::simt {
 
-// The shared memory of the running block: dynamic part first, static arrays as threads ask for them,
-// a guard after each.
+// The shared memory of the running block: dynamic part first, static arrays as threads ask for
+// them, a guard after each.
 class SharedArena {
  public:
   SharedArena();
@@ -40,8 +40,8 @@ class SharedArena {
   MappedMemory memory_;
   std::array<Array, kMaxArrays> arrays_;
   int num_arrays_ = 0;
-  std::size_t used_bytes_ = 0;    // of memory_, guards included
-  std::size_t array_bytes_ = 0;   // what the device would need
+  std::size_t used_bytes_ = 0;   // of memory_, guards included
+  std::size_t array_bytes_ = 0;  // what the device would need
   std::size_t static_bytes_ = 0;
   std::size_t max_bytes_ = 0;
 };

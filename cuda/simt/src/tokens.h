@@ -8,9 +8,9 @@
 
 namespace paged_kv::simt {
 
-// Addresses through which TSan is told what is ordered: release() before, acquire() after. One token
-// for everything would order threads that no barrier orders, and hide races; so each block has its
-// own, and within it each barrier. Nothing without TSan.
+// Addresses through which TSan is told what is ordered: release() before, acquire() after. One
+// token for everything would order threads that no barrier orders, and hide races; so each block
+// has its own, and within it each barrier. Nothing without TSan.
 class Tokens {
  public:
   void begin_launch() {

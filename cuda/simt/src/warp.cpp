@@ -135,8 +135,7 @@ void Block::exchange_in_warp(unsigned mask, const WarpOp& op, void* operand, std
 
   const int lowest_lane = std::countr_zero(mask);
   const unsigned turn = warp.num_completed[to_index(lowest_lane)] % 4;
-  const int token =
-      2 + (warp_idx * warpSize + lowest_lane) * 4 + static_cast<int>(turn);
+  const int token = 2 + (warp_idx * warpSize + lowest_lane) * 4 + static_cast<int>(turn);
   if (op.orders_memory) tokens_.release(token);
   complete_warp_op_if_full(warp_idx, mask);
   wait_for_turn();
@@ -160,8 +159,8 @@ void Block::complete_warp_op_if_full(int warp_idx, unsigned mask) {
     }
     if (some == nullptr) some = &thread;
     if (thread.warp_op != some->warp_op || !same_place(thread.location, some->location)) {
-      fail("lanes of one warp meet in different calls: lane " + std::to_string(some->lane) + " in " +
-               some->waits_in + ", " + to_string(some->location) + "; lane " +
+      fail("lanes of one warp meet in different calls: lane " + std::to_string(some->lane) +
+               " in " + some->waits_in + ", " + to_string(some->location) + "; lane " +
                std::to_string(lane) + " in " + thread.waits_in + ", " + to_string(thread.location),
            thread.location);
     }

@@ -8,8 +8,9 @@
 //   float* logits = dynamic_shared<float>();   // size: shared_bytes of launch()
 #pragma once
 
-#include <cuda_runtime.h>
 #include <type_traits>
+
+#include <cuda_runtime.h>
 
 #if defined(PAGED_KV_SIMT)
 #include "simt/shared_storage.h"

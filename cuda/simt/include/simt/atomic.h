@@ -31,9 +31,8 @@ inline constexpr bool kIsAtomicFloat = OneOf<T, float, double>;
 // Replaces *address by update(*address); returns the old value.
 template <class T, class F>
 T atomic_update(T* address, F update) {
-  using Bits = std::conditional_t<
-      sizeof(T) == 8, std::uint64_t,
-      std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint16_t>>;
+  using Bits = std::conditional_t<sizeof(T) == 8, std::uint64_t,
+                                  std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint16_t>>;
   static_assert(sizeof(T) == sizeof(Bits));
   auto* word = reinterpret_cast<Bits __attribute__((__may_alias__))*>(address);
   before_atomic(address);
@@ -41,8 +40,8 @@ T atomic_update(T* address, F update) {
   Bits desired;
   do {
     desired = std::bit_cast<Bits>(update(std::bit_cast<T>(old)));
-  } while (!__atomic_compare_exchange_n(word, &old, desired, true, __ATOMIC_RELAXED,
-                                        __ATOMIC_RELAXED));
+  } while (
+      !__atomic_compare_exchange_n(word, &old, desired, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
   after_atomic(address);
   return std::bit_cast<T>(old);
 }
@@ -100,8 +99,8 @@ T atomicXor(T* address, std::type_identity_t<T> value) {
 }
 // Counts 0, 1, ..., limit, 0, ...
 inline unsigned atomicInc(unsigned* address, unsigned limit) {
-  return paged_kv::simt::atomic_update(
-      address, [=](unsigned old) { return old >= limit ? 0u : old + 1; });
+  return paged_kv::simt::atomic_update(address,
+                                       [=](unsigned old) { return old >= limit ? 0u : old + 1; });
 }
 inline unsigned atomicDec(unsigned* address, unsigned limit) {
   return paged_kv::simt::atomic_update(

@@ -22,8 +22,7 @@ void memory_fence();
 
 }  // namespace paged_kv::simt
 
-inline void __syncthreads(
-    paged_kv::simt::Location location = paged_kv::simt::Location::current()) {
+inline void __syncthreads(paged_kv::simt::Location location = paged_kv::simt::Location::current()) {
   paged_kv::simt::block_barrier(false, "__syncthreads", location);
 }
 inline int __syncthreads_count(

@@ -21,9 +21,9 @@ struct Options {
   ThreadOrder order = ThreadOrder::kFifo;
   std::uint64_t seed = 1;  // for kRandom
   AsyncCopyMode async_copy = AsyncCopyMode::kLate;
-  int stack_bytes = 0;                  // per thread; 0: 64 KiB, under ASan 256 KiB
-  int max_shared_bytes = 227 * 1024;    // per block, static + dynamic, after opt-in (sm_90)
-  int num_multiprocessors = 132;        // what cudaDeviceGetAttribute answers
+  int stack_bytes = 0;                // per thread; 0: 64 KiB, under ASan 256 KiB
+  int max_shared_bytes = 227 * 1024;  // per block, static + dynamic, after opt-in (sm_90)
+  int num_multiprocessors = 132;      // what cudaDeviceGetAttribute answers
 };
 
 // Of this process; read at each launch. At first use taken from the environment (a bad value throws

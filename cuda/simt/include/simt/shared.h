@@ -2,9 +2,9 @@
 //
 // Shared memory of a block, as cuda/include/paged_kv/cuda/shared.cuh offers it to kernels.
 //
-// Filled with 0xff before each block: NaN in every float type, -1 in every integer. After each array
-// lies a guard: under ASan any access to it is an error; without, writes are found at the next
-// barrier or at the end of the block.
+// Filled with 0xff before each block: NaN in every float type, -1 in every integer. After each
+// array lies a guard: under ASan any access to it is an error; without, writes are found at the
+// next barrier or at the end of the block.
 #pragma once
 
 #include "simt/thread.h"

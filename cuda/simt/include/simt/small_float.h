@@ -41,8 +41,8 @@ struct SmallFloat {
     const int exponent_field = static_cast<int>(bits >> kMantissaBits);
     const std::uint32_t mantissa = bits & ((1u << kMantissaBits) - 1);
     if (exponent_field == 0) {
-      const auto unit =
-          std::bit_cast<float>(static_cast<std::uint32_t>(kMinExponent - kMantissaBits + 127) << 23);
+      const auto unit = std::bit_cast<float>(
+          static_cast<std::uint32_t>(kMinExponent - kMantissaBits + 127) << 23);
       return static_cast<float>(mantissa) * unit;
     }
     const auto float_exponent = static_cast<std::uint32_t>(exponent_field - kBias + 127);
@@ -68,10 +68,9 @@ using E5M2Format = SmallFloat<5, 2>;
 [[nodiscard]] constexpr float float_from_half(std::uint16_t bits) noexcept {
   const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16;
   const std::uint32_t magnitude = bits & 0x7fffu;
-  const std::uint32_t result =
-      magnitude >= 0x7c00u
-          ? (kFloatInfBits | ((magnitude & 0x3ffu) << 13))
-          : std::bit_cast<std::uint32_t>(HalfFormat::value(magnitude));
+  const std::uint32_t result = magnitude >= 0x7c00u
+                                   ? (kFloatInfBits | ((magnitude & 0x3ffu) << 13))
+                                   : std::bit_cast<std::uint32_t>(HalfFormat::value(magnitude));
   return std::bit_cast<float>(sign | result);
 }
 

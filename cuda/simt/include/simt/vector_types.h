@@ -5,21 +5,13 @@
 
 #include <cstdint>
 
-#define PAGED_KV_SIMT_VECTOR(Base, name, align2, align4)                        \
-  struct name##1 {                                                              \
-    Base x;                                                                     \
-  };                                                                            \
-  struct alignas(align2) name##2 {                                              \
-    Base x, y;                                                                  \
-  };                                                                            \
-  struct name##3 {                                                              \
-    Base x, y, z;                                                               \
-  };                                                                            \
-  struct alignas(align4) name##4 {                                              \
-    Base x, y, z, w;                                                            \
-  };                                                                            \
-  inline name##2 make_##name##2(Base x, Base y) { return {x, y}; }              \
-  inline name##3 make_##name##3(Base x, Base y, Base z) { return {x, y, z}; }   \
+#define PAGED_KV_SIMT_VECTOR(Base, name, align2, align4)                      \
+  struct name##1 { Base x; };                                                 \
+  struct alignas(align2) name##2 { Base x, y; };                              \
+  struct name##3 { Base x, y, z; };                                           \
+  struct alignas(align4) name##4 { Base x, y, z, w; };                        \
+  inline name##2 make_##name##2(Base x, Base y) { return {x, y}; }            \
+  inline name##3 make_##name##3(Base x, Base y, Base z) { return {x, y, z}; } \
   inline name##4 make_##name##4(Base x, Base y, Base z, Base w) { return {x, y, z, w}; }
 
 PAGED_KV_SIMT_VECTOR(signed char, char, 2, 4)

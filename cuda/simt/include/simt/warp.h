@@ -6,8 +6,8 @@
 // mask. Each lane deposits its operand; the last to arrive computes every lane's result. So a
 // collective of a new kind is one WarpOp. Only __syncwarp orders memory, as on the device.
 //
-// Stricter than the device, which calls these undefined: a lane outside its own mask; reading from a
-// lane that the mask leaves out or that has returned; lanes that meet in different calls.
+// Stricter than the device, which calls these undefined: a lane outside its own mask; reading from
+// a lane that the mask leaves out or that has returned; lanes that meet in different calls.
 #pragma once
 
 #include "simt/thread.h"
@@ -27,9 +27,9 @@ struct WarpExchange {
   struct alignas(kMaxOperandBytes) Operand {
     unsigned char bytes[kMaxOperandBytes];
   };
-  Operand operands[warpSize];    // in: what each lane deposited; out: its result
-  int source_lanes[warpSize];    // of shuffles
-  unsigned present = 0;          // lanes that take part
+  Operand operands[warpSize];  // in: what each lane deposited; out: its result
+  int source_lanes[warpSize];  // of shuffles
+  unsigned present = 0;        // lanes that take part
   Location location{};
 
   template <class T>
@@ -76,8 +76,7 @@ T reduce(unsigned mask, const WarpOp& op, T value, Location location) {
 
 }  // namespace paged_kv::simt
 
-#define PAGED_KV_SIMT_HERE \
-  paged_kv::simt::Location location = paged_kv::simt::Location::current()
+#define PAGED_KV_SIMT_HERE paged_kv::simt::Location location = paged_kv::simt::Location::current()
 
 inline void __syncwarp(unsigned mask = 0xffffffffu, PAGED_KV_SIMT_HERE) {
   paged_kv::simt::warp_exchange(mask, paged_kv::simt::kSyncWarp, nullptr, 0, 0, location);
@@ -94,8 +93,7 @@ T __shfl_sync(unsigned mask, T value, int source, int width = warpSize, PAGED_KV
 
 // Out of the segment: the lane's own value.
 template <class T>
-T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = warpSize,
-                 PAGED_KV_SIMT_HERE) {
+T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = warpSize, PAGED_KV_SIMT_HERE) {
   paged_kv::simt::check_shuffle_width(width, location);
   const int lane = paged_kv::simt::current_thread->lane;
   const bool inside = static_cast<unsigned>(lane & (width - 1)) >= delta;
@@ -115,8 +113,7 @@ T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = warpSize,
 
 // A lane of a later segment is out of reach (own value); one of an earlier segment is not.
 template <class T>
-T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = warpSize,
-                  PAGED_KV_SIMT_HERE) {
+T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = warpSize, PAGED_KV_SIMT_HERE) {
   paged_kv::simt::check_shuffle_width(width, location);
   const int lane = paged_kv::simt::current_thread->lane;
   const int target = lane ^ lane_mask;
@@ -149,8 +146,7 @@ unsigned __match_any_sync(unsigned mask, T value, PAGED_KV_SIMT_HERE) {
 
 inline int __reduce_add_sync(unsigned mask, int value, PAGED_KV_SIMT_HERE) {
   const auto bits = static_cast<unsigned>(value);
-  return static_cast<int>(
-      paged_kv::simt::reduce(mask, paged_kv::simt::kReduceAdd, bits, location));
+  return static_cast<int>(paged_kv::simt::reduce(mask, paged_kv::simt::kReduceAdd, bits, location));
 }
 inline unsigned __reduce_add_sync(unsigned mask, unsigned value, PAGED_KV_SIMT_HERE) {
   return paged_kv::simt::reduce(mask, paged_kv::simt::kReduceAdd, value, location);
