@@ -69,32 +69,37 @@ TEST(Barrier, ThreadsThatHaveReturnedDoNotCount) {
   for (const int count : results) EXPECT_EQ(count, 40);
 }
 
-__global__ void indices_kernel(std::vector<std::array<unsigned, 6>>* seen) {
-  seen->push_back({blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x, threadIdx.y, threadIdx.z});
+using Indices = std::array<unsigned, 6>;
+
+// Where each thread was in the order of all: blockIdx and threadIdx.
+__global__ void indices_kernel(int* num_seen, Indices* seen) {
+  seen[atomicAdd(num_seen, 1)] = {blockIdx.x,  blockIdx.y,  blockIdx.z,
+                                  threadIdx.x, threadIdx.y, threadIdx.z};
+}
+
+std::vector<Indices> order_of_threads(dim3 grid, dim3 block, const simt::Options& schedule) {
+  const simt::ScopedOptions scope(schedule);
+  std::vector<Indices> seen(grid.x * grid.y * grid.z * block.x * block.y * block.z);
+  int num_seen = 0;
+  launch(&indices_kernel, grid, block, 0, nullptr, &num_seen, seen.data());
+  EXPECT_EQ(num_seen, static_cast<int>(seen.size()));
+  return seen;
 }
 
 // x runs fastest, in blocks and in threads.
 TEST(Launch, EveryThreadOfEveryBlockOnce) {
-  const dim3 grid(3, 2, 2);
-  const dim3 block(4, 3, 2);
-  std::vector<std::array<unsigned, 6>> seen;
-  launch(&indices_kernel, grid, block, 0, nullptr, &seen);
-  ASSERT_EQ(seen.size(), 12u * 24u);
+  const auto seen = order_of_threads(dim3(3, 2, 2), dim3(4, 3, 2), {});
   for (std::size_t i = 0; i < seen.size(); ++i) {
     const auto thread = static_cast<unsigned>(i % 24);
     const auto block_index = static_cast<unsigned>(i / 24);
-    EXPECT_EQ(seen[i],
-              (std::array<unsigned, 6>{block_index % 3, block_index / 3 % 2, block_index / 6,
-                                       thread % 4, thread / 4 % 3, thread / 12}));
+    EXPECT_EQ(seen[i], (Indices{block_index % 3, block_index / 3 % 2, block_index / 6, thread % 4,
+                                thread / 4 % 3, thread / 12}));
   }
 }
 
 TEST(Launch, OrdersDifferAndSeedsRepeat) {
   const auto order_of = [](simt::ThreadOrder order, std::uint64_t seed) {
-    const simt::ScopedOptions scope({.order = order, .seed = seed});
-    std::vector<std::array<unsigned, 6>> seen;
-    launch(&indices_kernel, 5, 8, 0, nullptr, &seen);
-    return seen;
+    return order_of_threads(5, 8, {.order = order, .seed = seed});
   };
   using enum simt::ThreadOrder;
   auto reversed = order_of(kLifo, 1);

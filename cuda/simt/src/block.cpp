@@ -3,15 +3,12 @@
 
 #include "sanitizers.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <string>
 
 namespace paged_kv::simt {
 namespace {
-
-// Two for the barrier, and four for each set of lanes of a warp that meets in __syncwarp.
-constexpr int kTokensPerWarp = 4 * warpSize;
-constexpr int kBarrierTokens = 2;
 
 constexpr std::size_t kDefaultStackBytes = sanitizer::kAddress ? 256 * 1024 : 64 * 1024;
 
@@ -58,9 +55,14 @@ void Block::run(const BlockContext& context, KernelCall call, RandomSequence ran
   call_ = call;
   error_ = nullptr;
   shared_.begin_block(dynamic_shared_bytes_, to_index(schedule_.max_shared_bytes));
-  tokens_.begin_block(kBarrierTokens + kTokensPerWarp * kMaxWarps);
+  tokens_.begin_block(kNumTokens);
   barrier_ = Barrier{};
-  for (Warp& warp : warps_) warp.num_completed.fill(0);
+  for (int i = 0; i * warpSize < num_threads_; ++i) {
+    const int num_lanes = std::min(num_threads_ - i * warpSize, warpSize);
+    warps_[to_index(i)].live = 0xffffffffu >> (warpSize - num_lanes);
+    warps_[to_index(i)].waiting = 0;
+    warps_[to_index(i)].num_completed.fill(0);
+  }
   ready_.reset(schedule_.order, random);
   prepare_threads();
 
@@ -141,6 +143,7 @@ void Block::thread_entry() {
 void Block::leave_returned_thread() {
   Thread& self = running();
   self.activity = Activity::kReturned;
+  warps_[to_index(self.index / warpSize)].live &= ~(1u << self.lane);
   --num_live_;
   if (error_ == nullptr) {
     try {

@@ -27,6 +27,13 @@ namespace paged_kv::simt {
 
 inline constexpr int kMaxWarps = kMaxThreadsPerBlock / warpSize;
 
+// Tokens of a block: of the barrier, by the parity of its generation (a thread that runs ahead to
+// the next barrier must not be ordered with those behind the last one); then of each warp, by the
+// lowest lane of the mask and by turns.
+inline constexpr int kNumBarrierTokens = 2;
+inline constexpr int kNumTurns = 4;
+inline constexpr int kNumTokens = kNumBarrierTokens + kMaxThreadsPerBlock * kNumTurns;
+
 enum class Activity : std::uint8_t { kRunning, kAtBarrier, kInWarpOp, kReturned };
 
 // cp.async of one thread, oldest first.
@@ -59,6 +66,8 @@ struct Thread : ThreadContext {
 
 struct Warp {
   WarpExchange exchange;
+  unsigned live = 0;     // lanes that exist and have not returned
+  unsigned waiting = 0;  // of those, the ones whose activity is kInWarpOp
   // Completed collectives by the lowest lane of their mask; numbers the tokens.
   std::array<unsigned, warpSize> num_completed;
 };

@@ -11,7 +11,7 @@ namespace paged_kv::simt {
 // The same call in the source. Instances of one template share their places.
 [[nodiscard]] inline bool same_place(const Location& a, const Location& b) {
   return a.line() == b.line() && a.column() == b.column() &&
-         std::strcmp(a.file_name(), b.file_name()) == 0;
+         (a.file_name() == b.file_name() || std::strcmp(a.file_name(), b.file_name()) == 0);
 }
 
 [[nodiscard]] inline std::string to_string(const Location& location) {

@@ -130,12 +130,14 @@ void Block::exchange_in_warp(unsigned mask, const WarpOp& op, void* operand, std
   self.waits_in = op.name;
   self.warp_op = &op;
   self.mask = mask;
+  warp.waiting |= lane_bit(self.lane);
   copy_bytes(warp.exchange.operands[self.lane].bytes, operand, num_bytes);
   warp.exchange.source_lanes[self.lane] = source_lane;
 
   const int lowest_lane = std::countr_zero(mask);
-  const unsigned turn = warp.num_completed[to_index(lowest_lane)] % 4;
-  const int token = 2 + (warp_idx * warpSize + lowest_lane) * 4 + static_cast<int>(turn);
+  const unsigned turn = warp.num_completed[to_index(lowest_lane)] % kNumTurns;
+  const int token =
+      kNumBarrierTokens + (warp_idx * warpSize + lowest_lane) * kNumTurns + static_cast<int>(turn);
   if (op.orders_memory) tokens_.release(token);
   complete_warp_op_if_full(warp_idx, mask);
   wait_for_turn();
@@ -145,43 +147,39 @@ void Block::exchange_in_warp(unsigned mask, const WarpOp& op, void* operand, std
 
 // The lanes that `mask` names meet if all of them that have not returned wait in this collective.
 void Block::complete_warp_op_if_full(int warp_idx, unsigned mask) {
+  Warp& warp = warps_[to_index(warp_idx)];
+  const unsigned present = mask & warp.live;
+  if (present == 0 || (present & ~warp.waiting) != 0) return;
   const int first = warp_idx * warpSize;
-  const Thread* some = nullptr;  // that waits with this mask
-  unsigned present = 0;
-  bool all_wait = true;
-  for_each_lane(mask, [&](int lane) {
-    if (first + lane >= num_threads_) return;
+  const Thread& some = threads_[to_index(first + std::countr_zero(present))];
+  bool all_expect_each_other = true;
+  for_each_lane(present, [&](int lane) {
     const Thread& thread = threads_[to_index(first + lane)];
-    if (thread.activity == Activity::kReturned) return;
-    if (thread.activity != Activity::kInWarpOp || thread.mask != mask) {
-      all_wait = false;
-      return;
-    }
-    if (some == nullptr) some = &thread;
-    if (thread.warp_op != some->warp_op || !same_place(thread.location, some->location)) {
-      fail("lanes of one warp meet in different calls: lane " + std::to_string(some->lane) +
-               " in " + some->waits_in + ", " + to_string(some->location) + "; lane " +
-               std::to_string(lane) + " in " + thread.waits_in + ", " + to_string(thread.location),
+    if (thread.mask != mask) {
+      all_expect_each_other = false;  // it waits for others before it comes here
+    } else if (some.mask == mask &&
+               (thread.warp_op != some.warp_op || !same_place(thread.location, some.location))) {
+      fail("lanes of one warp meet in different calls: lane " + std::to_string(some.lane) + " in " +
+               some.waits_in + ", " + to_string(some.location) + "; lane " + std::to_string(lane) +
+               " in " + thread.waits_in + ", " + to_string(thread.location),
            thread.location);
     }
-    present |= lane_bit(lane);
   });
-  if (!all_wait || some == nullptr) return;
+  if (!all_expect_each_other) return;
 
-  Warp& warp = warps_[to_index(warp_idx)];
   warp.exchange.present = present;
-  warp.exchange.location = some->location;
-  some->warp_op->combine(warp.exchange);
+  warp.exchange.location = some.location;
+  some.warp_op->combine(warp.exchange);
   ++warp.num_completed[to_index(std::countr_zero(mask))];
+  warp.waiting &= ~present;
   for_each_lane(present, [&](int lane) { make_ready(threads_[to_index(first + lane)]); });
 }
 
 void Block::complete_warp_ops_of(int warp_idx) {
-  const int first = warp_idx * warpSize;
-  for (int lane = 0; lane < warpSize && first + lane < num_threads_; ++lane) {
-    const Thread& thread = threads_[to_index(first + lane)];
+  for_each_lane(warps_[to_index(warp_idx)].waiting, [&](int lane) {
+    const Thread& thread = threads_[to_index(warp_idx * warpSize + lane)];
     if (thread.activity == Activity::kInWarpOp) complete_warp_op_if_full(warp_idx, thread.mask);
-  }
+  });
 }
 
 }  // namespace paged_kv::simt
