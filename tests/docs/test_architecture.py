@@ -147,6 +147,37 @@ def test_ops_know_the_stable_abi_only(path):
         assert not re.search(r"pybind11|Python\.h|torch/extension|ATen/|c10/", include)
 
 
+CUDA_HEADERS = sorted((REPO_ROOT / "cuda/include").rglob("*.*h"))
+EMULATOR_FILES = cpp_files("cuda/simt")
+
+
+@pytest.mark.parametrize("path", CUDA_HEADERS, ids=relative)
+def test_cuda_headers_know_no_torch(path):
+    """Kernels run under the emulator, which has only these headers of CUDA."""
+    cuda = re.compile(r"<cuda_(runtime|fp16|bf16|fp8)\.h>")
+    emulator = {'"simt/ptx.h"', '"simt/shared_storage.h"'}  # the two headers with a side for each
+    for include in includes(path):
+        own = include.startswith('"paged_kv/') or include in emulator
+        assert own or cuda.fullmatch(include) or STD_HEADER.fullmatch(include)
+
+
+@pytest.mark.parametrize("path", CUDA_HEADERS, ids=relative)
+def test_ptx_has_one_home(path):
+    has_ptx = re.search(r"\basm\b", path.read_text(encoding="utf-8")) is not None
+    assert not has_ptx or path.name == "ptx.cuh"
+
+
+@pytest.mark.parametrize("path", EMULATOR_FILES, ids=relative)
+def test_emulator_needs_no_cuda_and_no_kernel(path):
+    """It runs on a machine without a toolkit, and any kernel, not those of this project alone."""
+    stand_ins = {f'"cuda_{name}.h"' for name in ("fp16", "bf16")}
+    for include in includes(path):
+        own = include.startswith('"simt/') or include in stand_ins
+        near = (path.parent / include.strip('"')).is_file()
+        posix = re.fullmatch(r"<(sys/mman|ucontext|sanitizer/\w+)\.h>", include)
+        assert own or near or posix or STD_HEADER.fullmatch(include)
+
+
 @pytest.mark.parametrize("path", cpp_files("cpp/bindings"), ids=relative)
 def test_bindings_know_no_torch(path):
     assert not [i for i in includes(path) if re.search(r"torch|ATen|c10", i)]
