@@ -48,8 +48,8 @@ def decide_cuda(setting: str, nvcc: str | None, torch_cuda: str | None) -> bool:
             return False
         case "1" if nvcc is None:
             msg = (
-                "PAGED_KV_CUDA=1, but nvcc was not found: put it on PATH, set CUDACXX or CUDA_HOME, "
-                "or build with PAGED_KV_CUDA=0"
+                "PAGED_KV_CUDA=1, but nvcc was not found: put it on PATH, set CUDACXX or "
+                "CUDA_HOME, or build with PAGED_KV_CUDA=0"
             )
             raise ValueError(msg)
         case "1":

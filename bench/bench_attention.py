@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""paged_attention_varlen against torch's SDPA, which reads the same keys and values contiguously."""
+"""paged_attention_varlen against torch's SDPA on the same keys and values, contiguous."""
 
 from __future__ import annotations
 

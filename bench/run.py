@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs benchmark suites: ``python bench/run.py [--suite NAME ...] [--samples N] [--out FILE]``.
 
-A suite yields rows; a row names its case, the candidates' times and what they are compared with in the
-same run (a peer or a measured bound). Results go to ``bench/results/<suite>.json`` with the machine and
-the command.
+A suite yields rows; a row names its case, our time and what it is compared with in the same run (a
+peer or a measured bound). Results go to ``bench/results/<suite>.json`` with machine and command.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Timing on a machine that is shared and noisy.
 
-Candidates of one case run interleaved (A B A B ...), so that a slow phase of the machine hits all of
-them; medians and the spread are reported, and speed is given as a ratio within the same run.
+Candidates of one case run interleaved (A B A B ...), so that a slow phase of the machine hits all
+of them; medians and the spread are reported, and speed is a ratio within the same run.
 """
 
 from __future__ import annotations

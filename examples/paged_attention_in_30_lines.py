@@ -18,7 +18,7 @@ torch.manual_seed(0)
 
 manager = BlockManager(NUM_BLOCKS, BLOCK_SIZE)
 cache = PagedKVCache(NUM_BLOCKS, NUM_LAYERS, BLOCK_SIZE, NUM_KV_HEADS, HEAD_SIZE)
-# What a cache without blocks holds: key and value of every token, copied to a longer tensor each step.
+# What a cache without blocks holds: keys and values, copied to a longer tensor in each step.
 dense = dict.fromkeys("ab", torch.empty(NUM_LAYERS, 2, 0, NUM_KV_HEADS, HEAD_SIZE))
 
 

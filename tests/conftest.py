@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collects each test of the GoogleTest binaries as a pytest item, and loads SmolLM2 once.
 
-``make test`` builds the binaries of BINARIES, each in several build types. They are found in build/,
-or named by ``$PAGED_KV_TEST_BINARIES`` (separated by ``:``).
+``make test`` builds the binaries of BINARIES, each in several build types. They are found in
+build/, or named by ``$PAGED_KV_TEST_BINARIES`` (separated by ``:``).
 """
 
 from __future__ import annotations

@@ -142,8 +142,8 @@ def get_request_block_hasher(
     """Make a function that hashes the blocks of a request that became full since it last did.
 
     The caller adds what the function returns to the request's `block_hashes`. `lora_request`,
-    `mm_features`, `cache_salt` and `prompt_embeds` of the request are read where present. The cost is one hash per
-    new full block; tokens of hashed blocks are not looked at.
+    `mm_features`, `cache_salt` and `prompt_embeds` of the request are read where present. The cost
+    is one hash per new full block; tokens of hashed blocks are not looked at.
 
     Args:
         hash_block_size: Tokens per block.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PagedKVCache: both layouts, views without copies, poison, and attention as dense attention has it."""
+"""PagedKVCache: both layouts, views without copies, poison, attention like dense attention."""
 
 from __future__ import annotations
 

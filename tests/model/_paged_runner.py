@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a decoder over a paged cache, block by block placed at random, everything unused poisoned."""
+"""Runs a decoder over a paged cache: blocks placed at random, everything unused poisoned."""
 
 from __future__ import annotations
 

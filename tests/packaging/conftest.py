@@ -16,7 +16,7 @@ OWN_PACKAGES = ("paged_kv", "_paged_kv", "__pycache__", "pip", "setuptools")
 
 
 class FreshVenv:
-    """A new environment, with pip and, on request, the packages of the running one (paged_kv apart).
+    """A new environment with pip and, on request, the running one's packages except paged_kv.
 
     The packages are linked, not installed again: torch alone would take a minute each time.
     """
@@ -32,7 +32,7 @@ class FreshVenv:
         return next(self.path.glob("lib/python*/site-packages"))
 
     def run(self, *command: str | Path, cwd: Path | None = None, **env: str) -> str:
-        """Runs bin/<command> with `env` set, returns what it printed; fails with its whole output."""
+        """Runs bin/<command> with `env` set; returns what it printed, fails with all of it."""
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("PAGED_KV_", "PYTHON"))}
         path = f"{self.path}/bin:{Path(sys.executable).parent}:{clean['PATH']}"
         result = subprocess.run(

@@ -111,7 +111,8 @@ class _Drawing:
         fill, null = glyphs.fill, glyphs.null.strip()
         size = self._map.block_size
         console.print(
-            f"A, B: held by that request   2: shared by 2 requests   {fill[0]} to {fill[-1]}: how full",
+            "A, B: held by that request   2: shared by 2 requests   "
+            f"{fill[0]} to {fill[-1]}: how full",
             f"{glyphs.free}: free   {glyphs.idle_cached}: free, content still cached   "
             f"{null}: never handed out",
             f"7*: block 7 is shared   7:1/{size}: block 7 holds 1 of {size} tokens",

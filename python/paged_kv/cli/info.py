@@ -20,7 +20,8 @@ __all__ = ["info"]
 _BACKENDS = ("CPU", "CUDA")
 # Features that decide how fast attention runs on a CPU, as the kernel names them.
 _CPU_FEATURES = (
-    "avx2", "fma", "f16c", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "asimd", "sve", "bf16",
+    "avx2", "fma", "f16c", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16",
+    "asimd", "sve", "bf16",
 )  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Paging in thirty lines: which request holds which blocks, and the tensors behind the blocks.
 
-:class:`BlockManager` decides *where* a token's key and value live, :class:`PagedKVCache` holds them.
+:class:`BlockManager` decides *where* a token's key and value live, :class:`PagedKVCache` holds
+them.
 Neither knows the other: a block table (list of block ids) and a slot mapping (block id * block size
 + offset, one per token) are all that passes between them, as in a full engine. No prefix cache, no
 scheduler, one sequence per call; ``paged_kv.BlockPool`` and ``paged_kv.ops`` give those who need

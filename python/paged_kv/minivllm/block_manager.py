@@ -29,8 +29,8 @@ class BlockManager:
     """Gives each request the blocks that its tokens need, one block at a time.
 
     ``num_blocks`` is the number that :class:`PagedKVCache` and ``paged_kv.BlockPool`` take: the
-    rows of the cache. Block 0 among them is the null block, which stands in tables where no block is
-    held and is never handed out; so requests share ``num_blocks - 1`` blocks, and every id that
+    rows of the cache. Block 0 among them is the null block, which stands in tables where no block
+    is held and is never handed out; so requests share ``num_blocks - 1`` blocks, and every id that
     this class returns indexes the cache directly.
 
     A call that raises has changed nothing. All calls are O(blocks they return or free) and touch no

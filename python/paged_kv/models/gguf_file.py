@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A bounds-checked reader of the GGUF container.
 
-Source: the GGUF specification, ggml docs/gguf.md. Unlike the gguf package's reader it takes no count,
-length or offset on trust, and reads a 50,000-token vocabulary in a fraction of a second.
+Source: the GGUF specification, ggml docs/gguf.md. Unlike the gguf package's reader it takes no
+count, length or offset on trust, and reads a 50,000-token vocabulary in a fraction of a second.
 """
 
 from __future__ import annotations
