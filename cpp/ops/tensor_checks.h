@@ -15,12 +15,15 @@
 
 #include "paged_kv/check.h"
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
@@ -68,6 +71,14 @@ template <class List>
   for (const std::int64_t value : values)
     text += (text.empty() ? "" : ", ") + std::to_string(value);
   return "[" + text + "]";
+}
+
+[[nodiscard]] inline std::string list_string(torch::headeronly::IntHeaderOnlyArrayRef numbers) {
+  std::string text = "[";
+  for (const std::int64_t number : numbers) {
+    text += (text.size() > 1 ? ", " : "") + std::to_string(number);
+  }
+  return text + "]";
 }
 
 [[nodiscard]] inline std::string shape_string(const Tensor& tensor) {
@@ -125,11 +136,20 @@ class TensorCheck {
     return *this;
   }
 
-  // No two elements share memory because of a stride of 0 (an expanded tensor).
+  // No two elements share memory: each stride reaches past all that the smaller strides cover. True
+  // of every slice, transpose and view of a dense tensor.
   const TensorCheck& writable() const {
+    std::vector<std::pair<std::int64_t, std::int64_t>> steps;  // (stride, size - 1)
     for (std::int64_t i = 0; i < tensor_.dim(); ++i) {
-      PAGED_KV_CHECK(tensor_.size(i) <= 1 || tensor_.stride(i) != 0, name_,
-                     ": is written, so no stride may be 0, got one in dimension ", i);
+      if (tensor_.size(i) > 1) steps.emplace_back(tensor_.stride(i), tensor_.size(i) - 1);
+    }
+    std::sort(steps.begin(), steps.end());
+    std::int64_t covered = 0;
+    for (const auto& [stride, count] : steps) {
+      PAGED_KV_CHECK(stride > covered || tensor_.numel() == 0, name_,
+                     ": is written, so its elements must not share memory, got strides ",
+                     list_string(tensor_.strides()), " for shape ", shape_string(tensor_));
+      covered += stride * count;
     }
     return *this;
   }

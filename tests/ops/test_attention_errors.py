@@ -37,6 +37,10 @@ BAD = {
     ),
     "out dtype": ({"out": torch.zeros(4, 4, 64).half()}, "out: expected dtype Float, got Half"),
     "out expanded": ({"out": torch.zeros(1, 4, 64).expand(4, -1, -1)}, "out: is written"),
+    "out overlaps itself": (
+        {"out": torch.zeros(4 * 4 * 64).as_strided((4, 4, 64), (4 * 64, 32, 1))},
+        r"out: is written, .* got strides \[256, 32, 1\] for shape \[4, 4, 64\]",
+    ),
     "cache dtype": ({"key_cache": torch.zeros(7, 16, 2, 64).half()}, "key_cache: expected dtype"),
     "cache 3-D": ({"key_cache": torch.zeros(7, 16, 128)}, "key_cache: expected shape"),
     "cache head size": (

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-OWN_PACKAGES = ("paged_kv", "_paged_kv", "__pycache__", "pip", "setuptools")
+# An editable install leaves files whose names only contain the package's.
+LEFT_OUT = ("paged_kv", "__pycache__", "pip", "setuptools")
 
 
 class FreshVenv:
@@ -49,7 +50,7 @@ class FreshVenv:
     def _link_packages(self) -> None:
         for entry in Path(sysconfig.get_path("purelib")).iterdir():
             target = self.site_packages / entry.name
-            if not entry.name.startswith(OWN_PACKAGES) and not target.exists():
+            if not target.exists() and not any(name in entry.name for name in LEFT_OUT):
                 target.symlink_to(entry)
 
 
