@@ -116,11 +116,11 @@ $(DONE)/googletest: $(DONE)/build-tools
 	touch $@
 
 CONFIGURE_CPP_TESTS = PATH="$(abspath $(BIN)):$$PATH" $(CMAKE) -S . -G Ninja \
-  -DPAGED_KV_BUILD_PYTHON=OFF -DPAGED_KV_BUILD_TESTS=ON
+  -DPAGED_KV_BUILD_PYTHON=OFF -DPAGED_KV_BUILD_TESTS=ON -DPython_EXECUTABLE=$(abspath $(BIN))/python
 
 $(DONE)/cpp-release: $(DONE)/googletest $(CPP_TEST_SOURCES)
 	$(call say,C++ tests)
-	$(CONFIGURE_CPP_TESTS) -B build/cpp-release > /dev/null
+	$(CONFIGURE_CPP_TESTS) -B build/cpp-release -DPAGED_KV_COVERAGE=ON > /dev/null
 	$(CMAKE) --build build/cpp-release --parallel $(JOBS)
 	touch $@
 

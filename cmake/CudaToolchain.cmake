@@ -15,3 +15,12 @@ set(CMAKE_CUDA_STANDARD 20)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 message(STATUS "paged_kv: CUDA ${CMAKE_CUDA_COMPILER_VERSION}, architectures "
                "${CMAKE_CUDA_ARCHITECTURES}")
+find_package(CUDAToolkit REQUIRED)
+
+# What nvcc compiles: no spills, no warnings; device code may call the core's constexpr functions.
+function(paged_kv_cuda_compile_options target)
+  target_compile_options(
+    ${target} PRIVATE --expt-relaxed-constexpr -Werror=all-warnings -Xptxas=-warn-spills
+                      -Xcompiler=-Wall,-Wextra,-Werror)
+  set_target_properties(${target} PROPERTIES CUDA_VISIBILITY_PRESET hidden)
+endfunction()

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/boxed.h"
 #include "ops/cpu/block_copy.h"
+#include "ops/registration.h"
 #include "ops/tensor_checks.h"
 #include "ops/tensor_views.h"
 #include "ops/torch_thread_runner.h"
@@ -90,7 +91,7 @@ void swap_blocks(const Tensor& src, const Tensor& dst, std::int64_t block_size_i
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(paged_kv, CPU, m) {
+PAGED_KV_CPU_OPS(m) {
   m.impl("copy_blocks", PAGED_KV_BOX(&copy_blocks));
   m.impl("swap_blocks", PAGED_KV_BOX(&swap_blocks));
 }

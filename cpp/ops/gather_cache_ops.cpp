@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/boxed.h"
 #include "ops/cpu/gather_cache.h"
+#include "ops/registration.h"
 #include "ops/tensor_checks.h"
 #include "ops/tensor_views.h"
 #include "ops/torch_thread_runner.h"
@@ -34,7 +35,7 @@ void gather_cache(const Tensor& cache, const Tensor& out, const Tensor& block_ta
   if (seq_starts) {
     check(*seq_starts, "seq_starts", sizes).shape({"num_seqs"}).dtype(ScalarType::Int);
   }
-  if (scale) check_scale(*scale, "scale", sizes["num_kv_heads"]);
+  if (scale) check_scale(*scale, "scale", sizes);
 
   cpu::gather_cache({.cache = cache.const_data_ptr(),
                      .out = out.mutable_data_ptr(),
@@ -57,6 +58,6 @@ void gather_cache(const Tensor& cache, const Tensor& out, const Tensor& block_ta
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(paged_kv, CPU, m) { m.impl("gather_cache", PAGED_KV_BOX(&gather_cache)); }
+PAGED_KV_CPU_OPS(m) { m.impl("gather_cache", PAGED_KV_BOX(&gather_cache)); }
 
 }  // namespace paged_kv

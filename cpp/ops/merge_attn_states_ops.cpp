@@ -2,6 +2,7 @@
 #include "ops/boxed.h"
 #include "ops/cpu/merge_attn_states.h"
 #include "ops/dispatch.h"
+#include "ops/registration.h"
 #include "ops/tensor_checks.h"
 #include "ops/torch_thread_runner.h"
 
@@ -61,8 +62,6 @@ void merge_attn_states(const Tensor& output, const std::optional<Tensor>& output
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(paged_kv, CPU, m) {
-  m.impl("merge_attn_states", PAGED_KV_BOX(&merge_attn_states));
-}
+PAGED_KV_CPU_OPS(m) { m.impl("merge_attn_states", PAGED_KV_BOX(&merge_attn_states)); }
 
 }  // namespace paged_kv

@@ -6,6 +6,7 @@
 #include "ops/boxed.h"
 #include "ops/cpu/paged_attention.h"
 #include "ops/dispatch.h"
+#include "ops/registration.h"
 #include "ops/tensor_checks.h"
 #include "ops/torch_thread_runner.h"
 #include "paged_kv/math.h"
@@ -66,8 +67,8 @@ void with_params(const DecodeArguments& args, NamedSizes& sizes, F&& f) {
   const cpu::AttentionBatch batch =
       make_batch(nullptr, args.seq_lens, args.block_tables, -1, args.max_seq_len, sizes);
   const PerHead slopes = check_per_head(args.alibi_slopes, "alibi_slopes", sizes);
-  check_scale(args.k_scale, "k_scale", args.num_kv_heads);
-  check_scale(args.v_scale, "v_scale", args.num_kv_heads);
+  check_scale(args.k_scale, "k_scale", sizes);
+  check_scale(args.v_scale, "v_scale", sizes);
   check_attention_scale(args.scale);
   check_sparsity(args.sparsity, args.block_size);
   const cpu::AttentionMask mask{.causal = true, .sliding_window = 0};
@@ -206,7 +207,7 @@ void paged_attention_v2(const Tensor& out, const Tensor& exp_sums, const Tensor&
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(paged_kv, CPU, m) {
+PAGED_KV_CPU_OPS(m) {
   m.impl("paged_attention_v1", PAGED_KV_BOX(&paged_attention_v1));
   m.impl("paged_attention_v2", PAGED_KV_BOX(&paged_attention_v2));
 }

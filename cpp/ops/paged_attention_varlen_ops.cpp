@@ -3,6 +3,7 @@
 #include "ops/boxed.h"
 #include "ops/cpu/paged_attention.h"
 #include "ops/dispatch.h"
+#include "ops/registration.h"
 #include "ops/tensor_checks.h"
 #include "ops/torch_thread_runner.h"
 
@@ -53,8 +54,8 @@ void paged_attention_varlen(const Tensor& out, const Tensor& query, const Tensor
       make_batch(&query_start_loc, seq_lens, block_tables, max_query_len, max_seq_len, sizes);
   const PerHead slopes = check_per_head(alibi_slopes, "alibi_slopes", sizes);
   const PerHead sink_logits = check_per_head(sinks, "sinks", sizes);
-  if (k_scale) check_scale(*k_scale, "k_scale", sizes["num_kv_heads"]);
-  if (v_scale) check_scale(*v_scale, "v_scale", sizes["num_kv_heads"]);
+  if (k_scale) check_scale(*k_scale, "k_scale", sizes);
+  if (v_scale) check_scale(*v_scale, "v_scale", sizes);
   check_lse(lse, sizes);
   check_plan(plan, workspace);
   check_scalars(scale, sliding_window, softcap, split_tokens);
@@ -92,8 +93,6 @@ void paged_attention_varlen(const Tensor& out, const Tensor& query, const Tensor
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(paged_kv, CPU, m) {
-  m.impl("paged_attention_varlen", PAGED_KV_BOX(&paged_attention_varlen));
-}
+PAGED_KV_CPU_OPS(m) { m.impl("paged_attention_varlen", PAGED_KV_BOX(&paged_attention_varlen)); }
 
 }  // namespace paged_kv

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/boxed.h"
 #include "ops/cpu/attention_planner.h"
+#include "ops/registration.h"
 #include "ops/tensor_checks.h"
 #include "ops/tensor_views.h"
 
@@ -39,8 +40,6 @@ void plan_attention(const Tensor& query_start_loc, const Tensor& seq_lens, std::
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(paged_kv, CPU, m) {
-  m.impl("plan_attention", PAGED_KV_BOX(&plan_attention));
-}
+PAGED_KV_CPU_OPS(m) { m.impl("plan_attention", PAGED_KV_BOX(&plan_attention)); }
 
 }  // namespace paged_kv

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/boxed.h"
 #include "ops/cpu/reshape_and_cache.h"
+#include "ops/registration.h"
 #include "ops/tensor_checks.h"
 #include "ops/tensor_views.h"
 #include "ops/torch_thread_runner.h"
@@ -23,8 +24,8 @@ void check_inputs(const Tensor& key, const Tensor& value, const Tensor& slot_map
       .shape({"num_value_tokens", "num_kv_heads", "head_size"})
       .dtype(key.scalar_type());
   check(slot_mapping, "slot_mapping", sizes).shape({"num_tokens"}).dtype(ScalarType::Long);
-  check_scale(k_scale, "k_scale", sizes["num_kv_heads"]);
-  check_scale(v_scale, "v_scale", sizes["num_kv_heads"]);
+  check_scale(k_scale, "k_scale", sizes);
+  check_scale(v_scale, "v_scale", sizes);
   for (const auto& [name, num_tokens] :
        {std::pair{"key", sizes["num_key_tokens"]}, std::pair{"value", sizes["num_value_tokens"]}}) {
     PAGED_KV_CHECK(num_tokens >= sizes["num_tokens"], name, ": expected at least ",
@@ -118,7 +119,7 @@ void reshape_and_cache_flash(const Tensor& key, const Tensor& value, const Tenso
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(paged_kv, CPU, m) {
+PAGED_KV_CPU_OPS(m) {
   m.impl("reshape_and_cache", PAGED_KV_BOX(&reshape_and_cache));
   m.impl("reshape_and_cache_flash", PAGED_KV_BOX(&reshape_and_cache_flash));
 }

@@ -4,9 +4,9 @@
 // the library (tests/ops/schemas.txt is the snapshot that a test compares with). Sizes are SymInt,
 // so that torch.export keeps a batch dynamic; ops that mutate return nothing.
 
-#include <torch/csrc/stable/library.h>
+#include "ops/registration.h"
 
-STABLE_TORCH_LIBRARY(paged_kv, m) {
+PAGED_KV_SCHEMAS(m) {
   // Cache writes.
   m.def(
       "reshape_and_cache(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "

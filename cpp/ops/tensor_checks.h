@@ -33,9 +33,29 @@ namespace paged_kv {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// Sizes by name. Holds pointers to the names: use string literals.
+// Where the tensors of an op lie. All of one call lie on the same device.
+enum class OpDevice { kCpu, kCuda };
+
+// Sizes by name, and the device. Holds pointers to the names: use string literals.
 class NamedSizes {
  public:
+  explicit NamedSizes(OpDevice device = OpDevice::kCpu) : device_(device) {}
+
+  // The dispatcher picked the kernel because of some argument; this one may lie elsewhere.
+  void bind_device(const Tensor& tensor, const char* argument) {
+    if (device_ == OpDevice::kCpu) {
+      PAGED_KV_CHECK(tensor.is_cpu(), argument,
+                     ": expected a CPU tensor, like the other arguments");
+      return;
+    }
+    PAGED_KV_CHECK(tensor.is_cuda(), argument,
+                   ": expected a CUDA tensor, like the other arguments");
+    const std::int32_t index = tensor.get_device_index();
+    if (device_index_ < 0) device_index_ = index;
+    PAGED_KV_CHECK(index == device_index_, argument, ": expected a tensor on cuda:", device_index_,
+                   ", like the other arguments, got one on cuda:", index);
+  }
+
   // Binds `dim` to `size`, or checks that it is bound to `size` already.
   void bind(const char* dim, std::int64_t size, const char* argument) {
     for (std::size_t i = 0; i < num_sizes_; ++i) {
@@ -61,6 +81,8 @@ class NamedSizes {
     const char* argument;  // that bound it
     std::int64_t size;
   };
+  OpDevice device_;
+  std::int32_t device_index_ = -1;  // -1: none yet
   std::array<Entry, 16> entries_{};
   std::size_t num_sizes_ = 0;
 };
@@ -90,8 +112,7 @@ class TensorCheck {
  public:
   TensorCheck(const Tensor& tensor, const char* name, NamedSizes& sizes)
       : tensor_(tensor), name_(name), sizes_(sizes) {
-    // The dispatcher picked the CPU kernel because of some argument; this one may lie elsewhere.
-    PAGED_KV_CHECK(tensor.is_cpu(), name, ": expected a CPU tensor, like the other arguments");
+    sizes.bind_device(tensor, name);
   }
 
   // Number of dimensions, and each size by name.
@@ -170,9 +191,9 @@ inline void check_kv_cache_dtype(std::string_view kv_cache_dtype) {
                  kv_cache_dtype, "'");
 }
 
-// A scale of a quantised cache: one element, or one a kv head.
-inline void check_scale(const Tensor& scale, const char* name, std::int64_t num_kv_heads) {
-  NamedSizes sizes;
+// A scale of a quantised cache: one element, or one a kv head. After num_kv_heads was bound.
+inline void check_scale(const Tensor& scale, const char* name, NamedSizes& sizes) {
+  const std::int64_t num_kv_heads = sizes["num_kv_heads"];
   check(scale, name, sizes).dtype(ScalarType::Float);
   PAGED_KV_CHECK(scale.numel() == 1 || (scale.dim() == 1 && scale.size(0) == num_kv_heads), name,
                  ": expected one element or [num_kv_heads] = [", num_kv_heads, "], got ",

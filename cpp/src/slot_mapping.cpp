@@ -3,14 +3,10 @@
 
 #include "paged_kv/check.h"
 
-#include <limits>
-
 namespace paged_kv {
 namespace {
 
 constexpr std::int64_t kPaddingRow = -1;
-// Keeps block * block_size within 64 bits for every block id.
-constexpr std::int64_t kMaxBlockSize = std::numeric_limits<std::int32_t>::max();
 
 std::int64_t num_seqs(const SlotMappingParams& p) { return p.query_start_loc.size - 1; }
 

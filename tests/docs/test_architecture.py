@@ -125,8 +125,16 @@ def test_core_includes_only_std_and_itself(path):
 @pytest.mark.parametrize("path", cpp_files("cpp/ops/cpu"), ids=relative)
 def test_cpu_kernels_include_only_std_core_and_each_other(path):
     for include in includes(path):
-        own = include.startswith(('"paged_kv/', '"ops/cpu/'))
+        own = include.startswith(('"paged_kv/', '"ops/cpu/', '"ops/params/'))
         assert own or STD_HEADER.fullmatch(include) or include == "<immintrin.h>"
+
+
+@pytest.mark.parametrize("path", cpp_files("cpp/ops/params"), ids=relative)
+def test_params_include_only_std_and_core(path):
+    """They are what the kernels of every device take."""
+    for include in includes(path):
+        own = include.startswith(('"paged_kv/', '"ops/params/'))
+        assert own or STD_HEADER.fullmatch(include)
 
 
 @pytest.mark.parametrize("path", cpp_files("cpp/include"), ids=relative)
@@ -148,20 +156,25 @@ def test_ops_know_the_stable_abi_only(path):
 
 
 CUDA_HEADERS = sorted((REPO_ROOT / "cuda/include").rglob("*.*h"))
+CUDA_KERNELS = sorted(
+    p for p in (REPO_ROOT / "cuda/src").rglob("*.*") if p.suffix in {".cu", ".cuh"}
+)
 EMULATOR_FILES = cpp_files("cuda/simt")
 
 
-@pytest.mark.parametrize("path", CUDA_HEADERS, ids=relative)
-def test_cuda_headers_know_no_torch(path):
+@pytest.mark.parametrize("path", [*CUDA_HEADERS, *CUDA_KERNELS], ids=relative)
+def test_cuda_kernels_know_no_torch(path):
     """Kernels run under the emulator, which has only these headers of CUDA."""
     cuda = re.compile(r"<cuda_(runtime|fp16|bf16|fp8)\.h>")
     emulator = {'"simt/ptx.h"', '"simt/shared_storage.h"'}  # the two headers with a side for each
     for include in includes(path):
-        own = include.startswith('"paged_kv/') or include in emulator
+        own = (
+            include.startswith(('"paged_kv/', '"ops/params/', '"cuda/src/')) or include in emulator
+        )
         assert own or cuda.fullmatch(include) or STD_HEADER.fullmatch(include)
 
 
-@pytest.mark.parametrize("path", CUDA_HEADERS, ids=relative)
+@pytest.mark.parametrize("path", [*CUDA_HEADERS, *CUDA_KERNELS], ids=relative)
 def test_ptx_has_one_home(path):
     has_ptx = re.search(r"\basm\b", path.read_text(encoding="utf-8")) is not None
     assert not has_ptx or path.name == "ptx.cuh"

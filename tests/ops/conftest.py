@@ -3,10 +3,21 @@ from __future__ import annotations
 
 import pytest
 import torch
-
-import paged_kv.ops  # noqa: F401  (registers the ops)
+from ops.backends import BACKENDS, DEVICE_BACKENDS, Backend
 
 
 @pytest.fixture(autouse=True)
 def _fixed_seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request):
+    """Each place that an op runs in."""
+    return Backend(request.param)
+
+
+@pytest.fixture(params=DEVICE_BACKENDS)
+def device_backend(request):
+    """Each place that the CUDA kernels run in."""
+    return Backend(request.param)

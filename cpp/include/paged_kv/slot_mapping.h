@@ -8,11 +8,14 @@
 #include "paged_kv/strided_view.h"
 
 #include <cstdint>
+#include <limits>
 
 namespace paged_kv {
 
 // A slot that no writer writes.
 inline constexpr std::int64_t kPadSlot = -1;
+// Keeps block * block_size within 64 bits for every block id.
+inline constexpr std::int64_t kMaxBlockSize = std::numeric_limits<std::int32_t>::max();
 
 struct SlotMappingParams {
   VectorView<const std::int32_t> query_start_loc;  // [num_seqs + 1], starts at 0

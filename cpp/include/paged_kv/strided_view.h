@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Strided views over index tensors that the caller owns. A view lives no longer than the call it
-// is passed to. Strides are in elements and may be anything, zero and negative included.
+// is passed to. Strides are in elements and may be anything, zero and negative included. All is
+// constexpr, so that CUDA kernels may call it too (nvcc's --expt-relaxed-constexpr).
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,7 @@ struct VectorView {
   std::int64_t size;
   std::int64_t stride;
 
-  [[nodiscard]] T& operator[](std::int64_t i) const noexcept { return data[i * stride]; }
+  [[nodiscard]] constexpr T& operator[](std::int64_t i) const noexcept { return data[i * stride]; }
 };
 
 template <class T>
@@ -25,10 +26,10 @@ struct MatrixView {
   std::int64_t row_stride;
   std::int64_t col_stride;
 
-  [[nodiscard]] T& operator()(std::int64_t row, std::int64_t col) const noexcept {
+  [[nodiscard]] constexpr T& operator()(std::int64_t row, std::int64_t col) const noexcept {
     return data[row * row_stride + col * col_stride];
   }
-  [[nodiscard]] VectorView<T> row(std::int64_t i) const noexcept {
+  [[nodiscard]] constexpr VectorView<T> row(std::int64_t i) const noexcept {
     return {data + i * row_stride, num_cols, col_stride};
   }
 };
