@@ -156,9 +156,7 @@ def test_ops_know_the_stable_abi_only(path):
 
 
 CUDA_HEADERS = sorted((REPO_ROOT / "cuda/include").rglob("*.*h"))
-CUDA_KERNELS = sorted(
-    p for p in (REPO_ROOT / "cuda/src").rglob("*.*") if p.suffix in {".cu", ".cuh"}
-)
+CUDA_KERNELS = sorted((REPO_ROOT / "cuda/src").rglob("*.cu*"))
 EMULATOR_FILES = cpp_files("cuda/simt")
 
 
