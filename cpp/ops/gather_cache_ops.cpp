@@ -16,7 +16,7 @@ namespace {
 void gather_cache(const Tensor& cache, const Tensor& out, const Tensor& block_tables,
                   const Tensor& cu_seq_lens, const std::optional<Tensor>& seq_starts,
                   const std::string& kv_cache_dtype, const std::optional<Tensor>& scale) {
-  check_kv_cache_dtype(kv_cache_dtype);
+  check_kv_cache_dtype_is_auto(kv_cache_dtype);
   NamedSizes sizes;
   check(cache, "cache", sizes)
       .shape({"num_blocks", "block_size", "num_kv_heads", "head_size"})

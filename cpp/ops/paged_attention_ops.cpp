@@ -58,7 +58,7 @@ void check_sparsity(const cpu::BlockSparsity& sparsity, std::int64_t block_size)
 // All checks of v1; calls f<T>(params) with what follows from them.
 template <class F>
 void with_params(const DecodeArguments& args, NamedSizes& sizes, F&& f) {
-  check_kv_cache_dtype(args.kv_cache_dtype);
+  check_kv_cache_dtype_is_auto(args.kv_cache_dtype);
   check_query(args.out, args.query, sizes);
   sizes.bind("num_kv_heads", args.num_kv_heads, "num_kv_heads");
   sizes.bind("block_size", args.block_size, "block_size");

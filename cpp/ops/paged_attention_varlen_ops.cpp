@@ -47,7 +47,7 @@ void paged_attention_varlen(const Tensor& out, const Tensor& query, const Tensor
                             std::int64_t max_seq_len, const std::optional<Tensor>& plan,
                             const std::optional<Tensor>& workspace, std::int64_t split_tokens) {
   NamedSizes sizes;
-  check_kv_cache_dtype(kv_cache_dtype);
+  check_kv_cache_dtype_is_auto(kv_cache_dtype);
   check_query(out, query, sizes);
   check_cache(key_cache, value_cache, query.scalar_type(), sizes);
   const cpu::AttentionBatch batch =

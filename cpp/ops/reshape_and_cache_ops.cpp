@@ -16,7 +16,7 @@ namespace {
 void check_inputs(const Tensor& key, const Tensor& value, const Tensor& slot_mapping,
                   const std::string& kv_cache_dtype, const Tensor& k_scale, const Tensor& v_scale,
                   NamedSizes& sizes) {
-  check_kv_cache_dtype(kv_cache_dtype);
+  check_kv_cache_dtype_is_auto(kv_cache_dtype);
   check(key, "key", sizes)
       .shape({"num_key_tokens", "num_kv_heads", "head_size"})
       .dtype_in({ScalarType::Float, ScalarType::Half, ScalarType::BFloat16});

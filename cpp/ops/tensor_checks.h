@@ -13,6 +13,7 @@
 // front of the message.) All checks of an op run before it writes anything.
 #pragma once
 
+#include "ops/params/kv_cache_dtype.h"
 #include "paged_kv/check.h"
 
 #include <algorithm>
@@ -185,19 +186,45 @@ class TensorCheck {
   return {tensor, name, sizes};
 }
 
-// The caches of these ops hold what `auto` means: elements of the query's or key's own dtype.
-inline void check_kv_cache_dtype(std::string_view kv_cache_dtype) {
+// For ops whose caches hold elements of the query's or key's own dtype only.
+inline void check_kv_cache_dtype_is_auto(std::string_view kv_cache_dtype) {
   PAGED_KV_CHECK(kv_cache_dtype == "auto", "kv_cache_dtype: expected one of: auto; got '",
                  kv_cache_dtype, "'");
 }
 
+[[nodiscard]] inline KvCacheDtype parse_kv_cache_dtype(std::string_view kv_cache_dtype) {
+  if (kv_cache_dtype == "auto") return KvCacheDtype::kAuto;
+  if (kv_cache_dtype == "fp8" || kv_cache_dtype == "fp8_e4m3") return KvCacheDtype::kFloat8E4M3;
+  if (kv_cache_dtype == "fp8_e5m2") return KvCacheDtype::kFloat8E5M2;
+  throw std::invalid_argument(
+      concat("kv_cache_dtype: expected one of: auto, fp8, fp8_e4m3, fp8_e5m2; got '",
+             kv_cache_dtype, "'"));
+}
+
+// `dtype`: of the query, or of the new keys.
+inline void check_cache_dtype(const TensorCheck& cache, KvCacheDtype kv_cache_dtype,
+                              ScalarType dtype) {
+  switch (kv_cache_dtype) {
+    case KvCacheDtype::kAuto:
+      cache.dtype(dtype);
+      return;
+    case KvCacheDtype::kFloat8E4M3:
+      cache.dtype_in({ScalarType::Byte, ScalarType::Float8_e4m3fn});
+      return;
+    case KvCacheDtype::kFloat8E5M2:
+      cache.dtype_in({ScalarType::Byte, ScalarType::Float8_e5m2});
+      return;
+  }
+}
+
 // A scale of a quantised cache: one element, or one a kv head. After num_kv_heads was bound.
-inline void check_scale(const Tensor& scale, const char* name, NamedSizes& sizes) {
+inline KvScale check_scale(const Tensor& scale, const char* name, NamedSizes& sizes) {
   const std::int64_t num_kv_heads = sizes["num_kv_heads"];
   check(scale, name, sizes).dtype(ScalarType::Float);
   PAGED_KV_CHECK(scale.numel() == 1 || (scale.dim() == 1 && scale.size(0) == num_kv_heads), name,
                  ": expected one element or [num_kv_heads] = [", num_kv_heads, "], got ",
                  shape_string(scale));
+  return {scale.const_data_ptr<float>(), scale.numel() == 1 ? 0 : scale.stride(0)};
 }
 
 }  // namespace paged_kv

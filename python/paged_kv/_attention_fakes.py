@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 import torch
 
 import paged_kv._library  # noqa: F401  (defines the ops)
-from paged_kv._fake_checks import FLOAT_DTYPES, NamedSizes, check_dtype, check_kv_cache_dtype
+from paged_kv._fake_checks import (
+    FLOAT_DTYPES,
+    NamedSizes,
+    check_cache_dtype,
+    check_dtype,
+    check_kv_cache_dtype,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,10 +36,14 @@ def _check_query(out: Tensor, query: Tensor, sizes: NamedSizes) -> None:
 
 
 def _check_cache(
-    key_cache: Tensor, value_cache: Tensor, dtype: torch.dtype, sizes: NamedSizes
+    key_cache: Tensor,
+    value_cache: Tensor,
+    kv_cache_dtype: str,
+    dtype: torch.dtype,
+    sizes: NamedSizes,
 ) -> None:
-    check_dtype(key_cache, "key_cache", dtype)
-    check_dtype(value_cache, "value_cache", dtype)
+    check_cache_dtype(key_cache, "key_cache", kv_cache_dtype, dtype)
+    check_cache_dtype(value_cache, "value_cache", kv_cache_dtype, dtype)
     if key_cache.dim() == 5:
         x = 16 // key_cache.element_size()
         torch._check(
@@ -99,9 +109,9 @@ def _paged_attention_varlen(
     split_tokens: int = 0,
 ) -> None:
     sizes = NamedSizes()
-    check_kv_cache_dtype(kv_cache_dtype)
+    check_kv_cache_dtype(kv_cache_dtype, query.device)
     _check_query(out, query, sizes)
-    _check_cache(key_cache, value_cache, query.dtype, sizes)
+    _check_cache(key_cache, value_cache, kv_cache_dtype, query.dtype, sizes)
     _check_batch(seq_lens, block_tables, sizes)
     sizes.bind("num_seqs + 1", sizes["num_seqs"] + 1)
     sizes.check(query_start_loc, "query_start_loc", "num_seqs + 1")
@@ -128,11 +138,11 @@ def _check_decode(
     kv_cache_dtype: str,
 ) -> NamedSizes:
     sizes = NamedSizes()
-    check_kv_cache_dtype(kv_cache_dtype)
+    check_kv_cache_dtype(kv_cache_dtype, query.device)
     _check_query(out, query, sizes)
     sizes.bind("num_kv_heads", num_kv_heads)
     sizes.bind("block_size", block_size)
-    _check_cache(key_cache, value_cache, query.dtype, sizes)
+    _check_cache(key_cache, value_cache, kv_cache_dtype, query.dtype, sizes)
     sizes.bind("num_seqs", sizes["num_tokens"])
     _check_batch(seq_lens, block_tables, sizes)
     _check_per_head(alibi_slopes, "alibi_slopes", sizes)

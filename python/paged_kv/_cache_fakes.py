@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 import torch
 
 import paged_kv._library  # noqa: F401  (defines the ops)
-from paged_kv._fake_checks import FLOAT_DTYPES, NamedSizes, check_dtype, check_kv_cache_dtype
+from paged_kv._fake_checks import (
+    FLOAT_DTYPES,
+    NamedSizes,
+    check_cache_dtype,
+    check_dtype,
+    check_kv_cache_dtype,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +36,7 @@ def _check_at_least(name: str, size: int, minimum: int) -> None:
 def _check_new_tokens(
     key: Tensor, value: Tensor, slot_mapping: Tensor, kv_cache_dtype: str
 ) -> NamedSizes:
-    check_kv_cache_dtype(kv_cache_dtype)
+    check_kv_cache_dtype(kv_cache_dtype, key.device)
     sizes = NamedSizes()
     check_dtype(key, "key", *FLOAT_DTYPES)
     sizes.check(key, "key", "num_key_tokens", "num_kv_heads", "head_size")
@@ -55,10 +61,12 @@ def _reshape_and_cache(
     sizes = _check_new_tokens(key, value, slot_mapping, kv_cache_dtype)
     key_dims = ("num_blocks", "num_kv_heads", "head_size / x", "block_size", "x")
     value_dims = ("num_blocks", "num_kv_heads", "head_size", "block_size")
-    _check(sizes, key_cache, "key_cache", key.dtype, *key_dims)
-    _check(sizes, value_cache, "value_cache", key.dtype, *value_dims)
+    sizes.check(key_cache, "key_cache", *key_dims)
+    check_cache_dtype(key_cache, "key_cache", kv_cache_dtype, key.dtype)
+    sizes.check(value_cache, "value_cache", *value_dims)
+    check_cache_dtype(value_cache, "value_cache", kv_cache_dtype, key.dtype)
     torch._check(
-        sizes["x"] * key.element_size() == 16
+        sizes["x"] * key_cache.element_size() == 16
         and sizes["head_size / x"] * sizes["x"] == sizes["head_size"],
         lambda: (
             f"key_cache: expected x of 16 bytes and head_size = {sizes['head_size']}, got "
@@ -82,8 +90,9 @@ def _reshape_and_cache_flash(
 ) -> None:
     sizes = _check_new_tokens(key, value, slot_mapping, kv_cache_dtype)
     dims = ("num_blocks", "block_size", "num_kv_heads", "head_size")
-    _check(sizes, key_cache, "key_cache", key.dtype, *dims)
-    _check(sizes, value_cache, "value_cache", key.dtype, *dims)
+    for cache, name in ((key_cache, "key_cache"), (value_cache, "value_cache")):
+        sizes.check(cache, name, *dims)
+        check_cache_dtype(cache, name, kv_cache_dtype, key.dtype)
     check_dtype(k_scale, "k_scale", torch.float32)
     check_dtype(v_scale, "v_scale", torch.float32)
 
@@ -128,11 +137,11 @@ def _gather_cache(
     kv_cache_dtype: str = "auto",
     scale: Tensor | None = None,
 ) -> None:
-    check_kv_cache_dtype(kv_cache_dtype)
     sizes = NamedSizes()
-    check_dtype(cache, "cache", *FLOAT_DTYPES)
+    check_dtype(out, "out", *FLOAT_DTYPES)
     sizes.check(cache, "cache", "num_blocks", "block_size", "num_kv_heads", "head_size")
-    _check(sizes, out, "out", cache.dtype, "num_out_tokens", "num_kv_heads", "head_size")
+    check_cache_dtype(cache, "cache", kv_cache_dtype, out.dtype)
+    sizes.check(out, "out", "num_out_tokens", "num_kv_heads", "head_size")
     _check(sizes, block_tables, "block_tables", torch.int32, "num_seqs", "max_blocks")
     sizes.bind("num_seqs + 1", sizes["num_seqs"] + 1)
     _check(sizes, cu_seq_lens, "cu_seq_lens", torch.int32, "num_seqs + 1")

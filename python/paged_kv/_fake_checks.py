@@ -14,9 +14,22 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["FLOAT_DTYPES", "NamedSizes", "check_dtype", "check_kv_cache_dtype"]
+__all__ = [
+    "FLOAT_DTYPES",
+    "NamedSizes",
+    "check_cache_dtype",
+    "check_dtype",
+    "check_kv_cache_dtype",
+]
 
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+# kv_cache_dtype: dtypes of the cache; none: that of the query or of the new keys.
+_CACHE_DTYPES: dict[str, tuple[torch.dtype, ...]] = {
+    "auto": (),
+    "fp8": (torch.uint8, torch.float8_e4m3fn),
+    "fp8_e4m3": (torch.uint8, torch.float8_e4m3fn),
+    "fp8_e5m2": (torch.uint8, torch.float8_e5m2),
+}
 
 _Size = int  # or torch.SymInt, which type checkers see as int
 
@@ -68,9 +81,16 @@ def check_dtype(tensor: Tensor, name: str, *expected: torch.dtype) -> None:
     )
 
 
-def check_kv_cache_dtype(kv_cache_dtype: str) -> None:
-    """Checks that it is ``auto``: the cache holds elements of the query's or key's own dtype."""
+def check_kv_cache_dtype(kv_cache_dtype: str, device: torch.device) -> None:
+    """Checks that an op on ``device`` knows it: on the CPU that is ``auto`` alone."""
+    known = ["auto"] if device.type == "cpu" else list(_CACHE_DTYPES)
     torch._check(
-        kv_cache_dtype == "auto",
-        lambda: f"kv_cache_dtype: expected one of: auto; got '{kv_cache_dtype}'",
+        kv_cache_dtype in known,
+        lambda: f"kv_cache_dtype: expected one of: {', '.join(known)}; got '{kv_cache_dtype}'",
     )
+
+
+def check_cache_dtype(cache: Tensor, name: str, kv_cache_dtype: str, dtype: torch.dtype) -> None:
+    """Checks the dtype of a cache; ``dtype`` is that of the query or of the new keys."""
+    check_kv_cache_dtype(kv_cache_dtype, cache.device)
+    check_dtype(cache, name, *(_CACHE_DTYPES[kv_cache_dtype] or (dtype,)))
