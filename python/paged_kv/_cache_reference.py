@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plain torch and Python forms of the cache ops, exported by ``reference``.
 
-They have the arguments of the ops, less those of quantised caches, and change the same tensors, one
-token or block after the other: read them to learn what an op does. They check nothing.
+They have the arguments of the ops and change the same tensors, one token or block after the other:
+read them to learn what an op does. They check nothing. A cache of a ``kv_cache_dtype`` other
+than ``auto`` is uint8 or torch's float8.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
+
+from paged_kv._quantization import dequantize_kv, quantize_kv
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,15 +32,29 @@ __all__ = [
 ]
 
 
+def _stored(
+    new_tokens: Tensor, cache: Tensor, kv_cache_dtype: str, scale: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """New tokens and their cache, both in the dtype that is copied."""
+    if kv_cache_dtype == "auto" or scale is None:
+        return new_tokens, cache
+    return quantize_kv(new_tokens, kv_cache_dtype, scale), cache.view(torch.uint8)
+
+
 def reshape_and_cache(
     key: Tensor,
     value: Tensor,
     key_cache: Tensor,
     value_cache: Tensor,
     slot_mapping: Tensor,
+    kv_cache_dtype: str = "auto",
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> None:
     """Writes new tokens into a cache of layout ``vllm``: see ``ops.reshape_and_cache``."""
     _, num_kv_heads, num_chunks, block_size, x = key_cache.shape
+    key, key_cache = _stored(key, key_cache, kv_cache_dtype, k_scale)
+    value, value_cache = _stored(value, value_cache, kv_cache_dtype, v_scale)
     for token, slot in enumerate(slot_mapping.tolist()):
         if slot < 0:
             continue
@@ -52,9 +69,14 @@ def reshape_and_cache_flash(
     key_cache: Tensor,
     value_cache: Tensor,
     slot_mapping: Tensor,
+    kv_cache_dtype: str = "auto",
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> None:
     """Writes new tokens into an nhd or hnd cache: see ``ops.reshape_and_cache_flash``."""
     block_size = key_cache.shape[1]
+    key, key_cache = _stored(key, key_cache, kv_cache_dtype, k_scale)
+    value, value_cache = _stored(value, value_cache, kv_cache_dtype, v_scale)
     for token, slot in enumerate(slot_mapping.tolist()):
         if slot < 0:
             continue
@@ -86,6 +108,8 @@ def gather_cache(
     block_tables: Tensor,
     cu_seq_lens: Tensor,
     seq_starts: Tensor | None = None,
+    kv_cache_dtype: str = "auto",
+    scale: Tensor | None = None,
 ) -> None:
     """Reads cached tokens into a contiguous tensor: see ``ops.gather_cache``."""
     block_size = cache.shape[1]
@@ -93,7 +117,10 @@ def gather_cache(
         start = 0 if seq_starts is None else int(seq_starts[seq])
         for row in range(begin, end):
             block_idx, offset = divmod(start + row - begin, block_size)
-            out[row] = cache[int(block_tables[seq, block_idx]), offset]
+            token = cache[int(block_tables[seq, block_idx]), offset]
+            if kv_cache_dtype != "auto" and scale is not None:
+                token = dequantize_kv(token, kv_cache_dtype, scale)
+            out[row] = token
 
 
 def compute_slot_mapping(

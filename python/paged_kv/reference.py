@@ -26,6 +26,7 @@ from paged_kv._cache_reference import (
     reshape_and_cache_flash,
     swap_blocks,
 )
+from paged_kv._quantization import dequantize_kv, quantize_kv
 
 __all__ = [
     "PARTITION_SIZE",
@@ -33,6 +34,7 @@ __all__ = [
     "apply_block_table_writes",
     "compute_slot_mapping",
     "copy_blocks",
+    "dequantize_kv",
     "gather_block_tables",
     "gather_cache",
     "gather_keys",
@@ -41,6 +43,7 @@ __all__ = [
     "paged_attention_v1",
     "paged_attention_v2",
     "paged_attention_varlen",
+    "quantize_kv",
     "reshape_and_cache",
     "reshape_and_cache_flash",
     "swap_blocks",

@@ -26,6 +26,8 @@ __all__ = [
 ABSURD_BLOCK_ID = 2_147_480_000
 """For table entries that must not be used: any cache indexed with it is far out of range."""
 
+_FLOAT8_NAN = 0x7F  # in e4m3 and in e5m2
+
 TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
     # dtype: (largest error / largest value, L2 norm of the error / L2 norm of the result).
     # Attention is a weighted mean of values, so errors scale with the largest of them. f32 is a few
@@ -42,7 +44,8 @@ def poison_cache(
     """Fills every slot of ``cache`` that is not in ``used_slots`` with NaN.
 
     Args:
-        cache: Key or value cache of any layout, floating point. Mutated.
+        cache: Key or value cache of any layout, floating point; or uint8, the bytes of either
+            fp8 format. Mutated.
         used_slots: int64, any shape: ``block_id * block_size + offset`` of the slots to keep.
         block_dim: Dimension of ``cache`` that counts blocks.
         offset_dim: Dimension of ``cache`` that counts the tokens of a block.
@@ -56,7 +59,10 @@ def poison_cache(
     view = cache.movedim((block_dim, offset_dim), (0, 1))
     unused = torch.ones(view.shape[:2], dtype=torch.bool)
     unused.view(-1)[used_slots.reshape(-1)] = False
-    view[unused.to(cache.device)] = float("nan")
+    if view.element_size() == 1:
+        view.view(torch.uint8)[unused.to(cache.device)] = _FLOAT8_NAN
+    else:
+        view[unused.to(cache.device)] = float("nan")
 
 
 def assert_close_report(
