@@ -7,6 +7,7 @@
 
 namespace paged_kv::bindings {
 
+void bind_sha256(pybind11::module_& m);
 void bind_hash(pybind11::module_& m);
 void bind_block(pybind11::module_& m);
 void bind_hash_map(pybind11::module_& m);

@@ -34,6 +34,7 @@ PYBIND11_MODULE(_core, m) {
         "empty where there are none.");
   py::register_exception<paged_kv::OutOfBlocksError>(m, "OutOfBlocksError", PyExc_ValueError);
   py::register_exception<paged_kv::InvariantError>(m, "InvariantError", PyExc_AssertionError);
+  paged_kv::bindings::bind_sha256(m);
   paged_kv::bindings::bind_hash(m);
   paged_kv::bindings::bind_block(m);
   paged_kv::bindings::bind_hash_map(m);

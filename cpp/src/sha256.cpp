@@ -2,6 +2,7 @@
 #include "paged_kv/sha256.h"
 
 #include <bit>
+#include <cstdlib>
 #include <cstring>
 
 #if defined(__x86_64__)
@@ -136,6 +137,11 @@ void compress(State& state, const std::uint8_t* chunks, std::size_t num_chunks,
   compress_portable(state, chunks, num_chunks);
 }
 
+bool is_portable_forced() noexcept {
+  const char* value = std::getenv("PAGED_KV_PORTABLE_SHA256");
+  return value != nullptr && std::string_view(value) == "1";
+}
+
 }  // namespace
 
 bool is_supported(Sha256Backend backend) noexcept {
@@ -146,8 +152,15 @@ bool is_supported(Sha256Backend backend) noexcept {
   return backend == Sha256Backend::kPortable;
 }
 
+std::string_view name_of(Sha256Backend backend) noexcept {
+  return backend == Sha256Backend::kShaNi ? "sha-ni" : "portable";
+}
+
 Sha256Backend default_sha256_backend() noexcept {
-  return is_supported(Sha256Backend::kShaNi) ? Sha256Backend::kShaNi : Sha256Backend::kPortable;
+  static const Sha256Backend backend = is_supported(Sha256Backend::kShaNi) && !is_portable_forced()
+                                           ? Sha256Backend::kShaNi
+                                           : Sha256Backend::kPortable;
+  return backend;
 }
 
 Sha256Digest sha256(std::span<const std::uint8_t> message) noexcept {

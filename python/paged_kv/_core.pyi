@@ -6,7 +6,7 @@ import collections.abc
 import numpy
 import numpy.typing
 import typing
-__all__: list[str] = ['BlockHashList', 'BlockHashToBlockMap', 'BlockPool', 'BlockTable', 'FreeKVCacheBlockQueue', 'InvariantError', 'KVCacheBlock', 'KVCacheBlocks', 'OutOfBlocksError', 'build_info', 'generate_block_hash_extra_keys', 'get_block_hash', 'get_block_table_width', 'get_group_id', 'hash_block_tokens', 'hash_full_blocks', 'make_block_hash_with_group_id', 'sha256_cbor']
+__all__: list[str] = ['BlockHashList', 'BlockHashToBlockMap', 'BlockPool', 'BlockTable', 'FreeKVCacheBlockQueue', 'InvariantError', 'KVCacheBlock', 'KVCacheBlocks', 'OutOfBlocksError', 'build_info', 'generate_block_hash_extra_keys', 'get_block_hash', 'get_block_table_width', 'get_group_id', 'hash_block_tokens', 'hash_full_blocks', 'make_block_hash_with_group_id', 'sha256', 'sha256_backends', 'sha256_cbor']
 class OutOfBlocksError(ValueError):
     pass
 class InvariantError(AssertionError):
@@ -568,6 +568,24 @@ def hash_full_blocks(request: typing.Any, token_ids: collections.abc.Sequence[in
 def make_block_hash_with_group_id(block_hash: bytes, group_id: int) -> bytes:
     """
     Key of the prefix cache: the hash, then the group id as 4 big-endian bytes.
+    """
+def sha256(message: bytes, backend: str | None = None) -> bytes:
+    """
+    SHA-256 of `message`, 32 bytes, for tests of the backends.
+    
+    Raises:
+        ValueError: a backend that is not in `sha256_backends()`.
+    
+    Example:
+        >>> sha256(b"abc").hex()[:8]
+        'ba7816bf'
+    """
+def sha256_backends() -> list[str]:
+    """
+    Implementations of SHA-256 that this CPU can run, the one in use first.
+    
+    ``sha-ni`` uses the CPU's SHA instructions. The environment variable PAGED_KV_PORTABLE_SHA256=1 turns
+    to ``portable``; it is read once, at the first hash. Both give the same digests.
     """
 def sha256_cbor(value: typing.Any) -> bytes:
     """

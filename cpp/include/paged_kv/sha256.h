@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string_view>
 
 namespace paged_kv {
 
@@ -16,10 +17,14 @@ using Sha256Digest = std::array<std::uint8_t, kSha256DigestBytes>;
 
 enum class Sha256Backend { kPortable, kShaNi };
 
+// As users read it: "portable", "sha-ni".
+[[nodiscard]] std::string_view name_of(Sha256Backend backend) noexcept;
+
 // True if this CPU can run `backend`.
 [[nodiscard]] bool is_supported(Sha256Backend backend) noexcept;
 
-// The fastest supported backend.
+// The fastest supported backend; the portable one if the environment variable
+// PAGED_KV_PORTABLE_SHA256 is 1, which is read once.
 [[nodiscard]] Sha256Backend default_sha256_backend() noexcept;
 
 // Digest of `message`. Cost: one compression per started 64 bytes (plus 9 bytes of padding), no

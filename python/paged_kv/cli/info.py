@@ -11,7 +11,7 @@ import torch
 
 import paged_kv
 import paged_kv.ops
-from paged_kv._core import build_info
+from paged_kv._core import build_info, sha256_backends
 from paged_kv._library import op_names
 
 __all__ = ["info"]
@@ -56,6 +56,7 @@ def _environment() -> dict[str, str]:
         "CPU": platform.machine(),
         "CPU features": " ".join(_cpu_features()) or "unknown",
         "torch CPU kernels": torch.backends.cpu.get_cpu_capability(),
+        "SHA-256": sha256_backends()[0],
         "threads": str(torch.get_num_threads()),
     }
 
