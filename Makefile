@@ -23,6 +23,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 CMAKE := $(BIN)/cmake
 NATIVE_SOURCES := $(shell find CMakeLists.txt cmake cpp cuda build_backend.py pyproject.toml -type f)
 CPP_TEST_SOURCES := $(NATIVE_SOURCES) $(shell find tests/cpp tests/cuda -type f)
+# Empty without a CUDA compiler; the tests that need one are skipped then.
+NVCC := $(firstword $(shell command -v $(or $(CUDACXX),nvcc) || command -v /usr/local/cuda/bin/nvcc))
 CPP_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cuh' '*.cu')
 say = @printf '== %s\n' "$(1)"
 
@@ -35,7 +37,7 @@ demo: $(DONE)/install $(DONE)/demo-model
 	  --prompt "The three laws of robotics were written by Isaac Asimov. The second law says that"
 
 test: $(DONE)/install $(DONE)/demo-model $(DONE)/test-tools $(DONE)/cpp-release $(DONE)/cpp-asan \
-  $(DONE)/cpp-tsan
+  $(DONE)/cpp-tsan $(if $(NVCC),$(DONE)/cuda) $(DONE)/torch-2.10-headers
 	$(call say,Tests)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) --durations=15 $(PYTEST_ARGS)
 
@@ -137,4 +139,27 @@ $(DONE)/cpp-tsan: $(DONE)/googletest $(CPP_TEST_SOURCES)
 	$(CONFIGURE_CPP_TESTS) -B build/cpp-tsan -DCMAKE_BUILD_TYPE=RelWithDebInfo \
 	  -DPAGED_KV_SANITIZE=thread > /dev/null
 	$(CMAKE) --build build/cpp-tsan --parallel $(JOBS) --target paged_kv_cuda_test
+	touch $@
+
+# _ops with its CUDA kernels, in one build for both architectures that the static gates look at.
+$(DONE)/cuda: $(DONE)/build-tools $(NATIVE_SOURCES)
+	$(call say,CUDA kernels with $(NVCC))
+	PATH="$(abspath $(BIN)):$$PATH" $(CMAKE) -S . -B build/cuda -G Ninja -DPAGED_KV_CUDA=ON \
+	  -DCMAKE_CUDA_COMPILER=$(NVCC) '-DCMAKE_CUDA_ARCHITECTURES=80-real;90-real' \
+	  -DPython_EXECUTABLE=$(abspath $(BIN))/python \
+	  -Dpybind11_DIR=$$($(BIN)/python -m pybind11 --cmakedir) > /dev/null
+	$(CMAKE) --build build/cuda --parallel $(JOBS) --target _ops
+	touch $@
+
+# Headers of the oldest torch that _ops may meet. The smallest wheel that has them is taken, whatever
+# machine it is for: nothing of it runs.
+TORCH_2_10 := build/torch-2.10
+$(DONE)/torch-2.10-headers: $(DONE)/venv
+	$(call say,Headers of torch 2.10, 146 MB)
+	$(PIP) download --quiet --no-deps --only-binary=:all: --python-version 3.12 \
+	  --platform manylinux_2_28_aarch64 --dest $(TORCH_2_10) torch==2.10.0
+	$(BIN)/python -c 'import sys, zipfile; wheel = zipfile.ZipFile(sys.argv[1]); \
+	  wheel.extractall(sys.argv[2], [n for n in wheel.namelist() if n.startswith("torch/include/")])' \
+	  $(TORCH_2_10)/*.whl $(TORCH_2_10)
+	rm -f $(TORCH_2_10)/*.whl
 	touch $@

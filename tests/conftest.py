@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -43,9 +44,11 @@ class CppTestItem(pytest.Item):
 
     def runtest(self) -> None:
         command = [self.binary, f"--gtest_filter={self.test}", "--gtest_color=no"]
-        result = subprocess.run(
-            command, check=False, capture_output=True, text=True, timeout=TIMEOUT_S
-        )
+        with tempfile.TemporaryDirectory() as counts:
+            result = subprocess.run(
+                command, check=False, capture_output=True, text=True, timeout=TIMEOUT_S,
+                env={**os.environ, "GCOV_PREFIX": counts},
+            )  # fmt: skip
         if result.returncode != 0:
             pytest.fail(result.stdout + result.stderr, pytrace=False)
         if "[  SKIPPED ]" in result.stdout:
@@ -90,6 +93,12 @@ def pytest_collect_file(parent, file_path):
 
 def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path.name not in SLOW_FILES)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _line_counts_are_dropped(tmp_path_factory):
+    """Kernels built for test_kernel_coverage.py leave gcov's counts when the process ends."""
+    os.environ.setdefault("GCOV_PREFIX", str(tmp_path_factory.mktemp("gcov")))
 
 
 # The imports are inside: tests of the core need neither torch nor transformers.

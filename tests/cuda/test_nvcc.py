@@ -3,19 +3,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
+from cuda_build import NVCC, REPO_ROOT, needs_nvcc
 
-REPO_ROOT = Path(__file__).resolve().parents[2]
 SOURCE = REPO_ROOT / "tests/cuda/sample_kernels.cu"
-NVCC = shutil.which(os.environ.get("CUDACXX", "nvcc")) or shutil.which("/usr/local/cuda/bin/nvcc")
 
-pytestmark = pytest.mark.skipif(NVCC is None, reason="no CUDA compiler")
+pytestmark = needs_nvcc
 
 
 def _compile(*options: str) -> str:
