@@ -28,7 +28,7 @@ NVCC := $(firstword $(shell command -v $(or $(CUDACXX),nvcc) || command -v /usr/
 CPP_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cuh' '*.cu')
 say = @printf '== %s\n' "$(1)"
 
-.PHONY: demo test lint format bench clean stubs
+.PHONY: demo test lint format bench clean stubs test-builds
 
 demo: $(DONE)/install $(DONE)/demo-model
 	$(call say,Two prompts that share a prefix; the second one finds it in the cache)
@@ -36,8 +36,7 @@ demo: $(DONE)/install $(DONE)/demo-model
 	  --prompt "The three laws of robotics were written by Isaac Asimov. The first law says that" \
 	  --prompt "The three laws of robotics were written by Isaac Asimov. The second law says that"
 
-test: $(DONE)/install $(DONE)/demo-model $(DONE)/test-tools $(DONE)/cpp-release $(DONE)/cpp-asan \
-  $(DONE)/cpp-tsan $(if $(NVCC),$(DONE)/cuda) $(DONE)/torch-2.10-headers
+test: $(DONE)/install $(DONE)/demo-model $(DONE)/test-tools test-builds $(DONE)/torch-2.10-headers
 	$(call say,Tests)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) --durations=15 $(PYTEST_ARGS)
 
@@ -66,6 +65,9 @@ stubs: $(DONE)/install $(DONE)/lint-tools
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find python -name '*.so' -delete
+
+# All that is compiled for the tests alone.
+test-builds: $(DONE)/cpp-release $(DONE)/cpp-asan $(DONE)/cpp-tsan $(if $(NVCC),$(DONE)/cuda)
 
 # ---- set-up steps: each leaves a file in $(DONE), and runs again when what it depends on changes
 
@@ -155,7 +157,7 @@ $(DONE)/cuda: $(DONE)/build-tools $(NATIVE_SOURCES)
 # machine it is for: nothing of it runs.
 TORCH_2_10 := build/torch-2.10
 $(DONE)/torch-2.10-headers: $(DONE)/venv
-	$(call say,Headers of torch 2.10, 146 MB)
+	$(call say,Headers of torch 2.10 (a wheel of 146 MB))
 	$(PIP) download --quiet --no-deps --only-binary=:all: --python-version 3.12 \
 	  --platform manylinux_2_28_aarch64 --dest $(TORCH_2_10) torch==2.10.0
 	$(BIN)/python -c 'import sys, zipfile; wheel = zipfile.ZipFile(sys.argv[1]); \

@@ -32,7 +32,8 @@ def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
 
 def recipe(target: str) -> str:
     """What make would run for a target whose set-up is done."""
-    setup_done = ["install", "demo-model", "test-tools", "cpp-release", "cpp-asan"]
+    setup_done = ["install", "demo-model", "test-tools"]
+    setup_done += ["cpp-release", "cpp-asan", "cpp-tsan", "cuda", "torch-2.10-headers"]
     old = [flag for name in setup_done for flag in ("-o", f"{BIN.parent}/done/{name}")]
     return run("make", "-n", *old, f"VENV={BIN.parent}", target).stdout.replace("\\\n", " ")
 

@@ -18,8 +18,8 @@ __device__ std::int64_t row_of(const SlotMappingParams& p, std::int64_t seq) {
   return row >= 0 && row < p.block_tables.num_rows ? row : kPaddingRow;
 }
 
-// Positions are below 2^31, as sequence lengths are: so one 32-bit division does, where 64 bits would
-// take a call with a stack.
+// Positions are below 2^31, as sequence lengths are: so one 32-bit division does, where 64 bits
+// would take a call with a stack.
 __device__ std::int64_t slot_of(const SlotMappingParams& p, std::int64_t row,
                                 std::int64_t position) {
   if (position < 0 || position > std::numeric_limits<std::int32_t>::max()) return kPadSlot;
