@@ -8,24 +8,26 @@ from typing import TYPE_CHECKING
 import torch
 
 import paged_kv.ops
+from cases import WRITES
 from timing import Row, time_interleaved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-NUM_BLOCKS, BLOCK_SIZE, NUM_KV_HEADS, HEAD_SIZE = 1024, 16, 8, 128
-NUM_TOKENS = 4096
 SCALE = torch.ones(1)
 
 
 def rows(num_samples: int) -> Iterator[Row]:
     """Writers of both layouts with runs of slots and scattered slots, and block copies."""
-    shape = (NUM_TOKENS, NUM_KV_HEADS, HEAD_SIZE)
+    case = WRITES[0]
+    shape = (case.num_tokens, case.num_kv_heads, case.head_size)
     key, value = torch.randn(shape), torch.randn(shape)
     x = 16 // key.element_size()
-    flash = torch.zeros(2, NUM_BLOCKS, BLOCK_SIZE, NUM_KV_HEADS, HEAD_SIZE)
-    packed_key = torch.zeros(NUM_BLOCKS, NUM_KV_HEADS, HEAD_SIZE // x, BLOCK_SIZE, x)
-    packed_value = torch.zeros(NUM_BLOCKS, NUM_KV_HEADS, HEAD_SIZE, BLOCK_SIZE)
+    flash = torch.zeros(2, case.num_blocks, case.block_size, case.num_kv_heads, case.head_size)
+    packed_key = torch.zeros(
+        case.num_blocks, case.num_kv_heads, case.head_size // x, case.block_size, x
+    )
+    packed_value = torch.zeros(case.num_blocks, case.num_kv_heads, case.head_size, case.block_size)
     num_bytes = 2 * key.nbytes
     source, target = torch.randn(num_bytes // 4), torch.empty(num_bytes // 4)
 
@@ -33,11 +35,9 @@ def rows(num_samples: int) -> Iterator[Row]:
         target.copy_(source)
 
     torch.manual_seed(0)
-    slots = {
-        "runs of slots": torch.arange(NUM_TOKENS),
-        "scattered slots": torch.randperm(NUM_BLOCKS * BLOCK_SIZE)[:NUM_TOKENS],
-    }
-    for name, slot_mapping in slots.items():
+    for case in WRITES:
+        name = "scattered slots" if case.scattered else "runs of slots"
+        slot_mapping = case.slot_mapping()
         yield _row(
             f"reshape_and_cache_flash, {name}",
             lambda s=slot_mapping: paged_kv.ops.reshape_and_cache_flash(
@@ -56,7 +56,7 @@ def rows(num_samples: int) -> Iterator[Row]:
             num_bytes,
             num_samples,
         )
-    half = NUM_TOKENS // BLOCK_SIZE
+    half = case.num_tokens // case.block_size
     mapping = torch.stack([torch.arange(half), torch.arange(half) + half], dim=1)
     yield _row(
         "copy_blocks",

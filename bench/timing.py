@@ -101,7 +101,13 @@ def time_interleaved(candidates: Mapping[str, Candidate], num_samples: int) -> d
                 samples[name].append(_seconds_per_call(function, calls[name]))
     finally:
         gc.enable()
-    return {name: _summary(values) for name, values in samples.items()}
+    return {name: summary(values) for name, values in samples.items()}
+
+
+def summary(values: list[float]) -> Timing:
+    """Median and percentiles of samples in seconds."""
+    deciles = statistics.quantiles(values, n=10, method="inclusive")
+    return Timing(statistics.median(values), deciles[0], deciles[-1])
 
 
 def machine() -> dict[str, str | int]:
@@ -131,11 +137,6 @@ def _seconds_per_call(function: Candidate, num_calls: int) -> float:
 def _calls_per_sample(function: Candidate) -> int:
     function()  # warm-up
     return max(1, int(MIN_SAMPLE_S / max(_seconds_per_call(function, 1), 1e-9)))
-
-
-def _summary(values: list[float]) -> Timing:
-    deciles = statistics.quantiles(values, n=10, method="inclusive")
-    return Timing(statistics.median(values), deciles[0], deciles[-1])
 
 
 def _cpu_name() -> str:
