@@ -25,16 +25,22 @@ std::span<const T> as_span(const ContiguousArray<T>& array, const char* name) {
   return {array.data(), static_cast<std::size_t>(array.size())};
 }
 
+std::span<std::int32_t> as_mutable_span(ContiguousArray<std::int32_t>& array) {
+  return {array.mutable_data(), static_cast<std::size_t>(array.size())};
+}
+
 std::unique_ptr<BlockTable> make_block_table(std::int64_t block_size, std::int64_t max_num_reqs,
                                              std::int64_t max_num_blocks_per_req,
                                              std::int64_t max_num_batched_tokens,
-                                             std::optional<std::int64_t> kernel_block_size) {
-  return std::make_unique<BlockTable>(
-      BlockTableOptions{.block_size = block_size,
-                        .max_num_reqs = max_num_reqs,
-                        .max_num_blocks_per_req = max_num_blocks_per_req,
-                        .max_num_batched_tokens = max_num_batched_tokens,
-                        .kernel_block_size = kernel_block_size.value_or(block_size)});
+                                             std::optional<std::int64_t> kernel_block_size,
+                                             std::optional<ContiguousArray<std::int32_t>> memory) {
+  const BlockTableOptions options{.block_size = block_size,
+                                  .max_num_reqs = max_num_reqs,
+                                  .max_num_blocks_per_req = max_num_blocks_per_req,
+                                  .max_num_batched_tokens = max_num_batched_tokens,
+                                  .kernel_block_size = kernel_block_size.value_or(block_size)};
+  if (!memory) return std::make_unique<BlockTable>(options);
+  return std::make_unique<BlockTable>(options, as_mutable_span(*memory));
 }
 
 void bind_rows(py::class_<BlockTable>& table) {
@@ -51,12 +57,66 @@ void bind_rows(py::class_<BlockTable>& table) {
             self.add_row(block_ids.block_ids(), row_idx);
           },
           py::arg("block_ids"), py::arg("row_idx").noconvert(), "Make `block_ids` the row.")
+      .def(
+          "check_append_row",
+          [](const BlockTable& self, const BlockIdsArg& block_ids, std::int64_t row_idx) {
+            self.check_append_row(block_ids.block_ids(), row_idx);
+          },
+          py::arg("block_ids"), py::arg("row_idx").noconvert(),
+          "Raise what `append_row` would raise, and change nothing.")
+      .def(
+          "check_add_row",
+          [](const BlockTable& self, const BlockIdsArg& block_ids, std::int64_t row_idx) {
+            self.check_add_row(block_ids.block_ids(), row_idx);
+          },
+          py::arg("block_ids"), py::arg("row_idx").noconvert(),
+          "Raise what `add_row` would raise, and change nothing.")
+      .def(
+          "replace_blocks",
+          [](BlockTable& self, const BlockIdsArg& block_ids, std::int64_t row_idx,
+             std::int64_t start) { self.replace_blocks(block_ids.block_ids(), row_idx, start); },
+          py::arg("block_ids"), py::arg("row_idx").noconvert(), py::arg("start").noconvert(),
+          R"(Put `block_ids` in the place of as many blocks of a row, from block `start` on.
+
+For a block that was copied before a write, or null blocks for those that have left a window.
+)")
       .def("clear_row", &BlockTable::clear_row, py::arg("row_idx").noconvert(), "Empty a row.")
       .def("clear", &BlockTable::clear, "Empty all rows.")
       .def("move_row", &BlockTable::move_row, py::arg("src").noconvert(),
            py::arg("tgt").noconvert(), "Make row `tgt` what row `src` is, and empty `src`.")
       .def("swap_row", &BlockTable::swap_row, py::arg("src").noconvert(),
            py::arg("tgt").noconvert(), "Exchange two rows.");
+}
+
+void bind_diffs(py::class_<BlockTable>& table) {
+  table
+      .def(
+          "dirty",
+          [](const BlockTable& self, std::int64_t num_reqs) {
+            const DirtyBlockTable size = self.dirty(num_reqs);
+            return std::pair(size.num_rows, size.num_entries);
+          },
+          py::arg("num_reqs").noconvert(),
+          R"(What has changed in the first `num_reqs` rows since `mark_clean`.
+
+Returns:
+    (rows, entries in them). Entries written through `get_numpy_array` are not tracked.
+)")
+      .def(
+          "read_dirty",
+          [](const BlockTable& self, std::int64_t num_reqs, ContiguousArray<std::int32_t> out) {
+            self.read_dirty(num_reqs, as_mutable_span(out));
+          },
+          py::arg("num_reqs").noconvert(), py::arg("out").noconvert(),
+          R"(Read what has changed, in the form that `ops.apply_block_table_writes` takes.
+
+Args:
+    num_reqs: Rows to look at.
+    out: int32 ``[3 * rows + entries]``, as `dirty` counts them: the rows, the first changed column
+        of each, the running sum of the lengths, the entries. Mutated.
+)")
+      .def("mark_clean", &BlockTable::mark_clean, py::arg("num_reqs").noconvert(),
+           "Forget what has changed in the first `num_reqs` rows: the copy elsewhere has it.");
 }
 
 void bind_output(py::class_<BlockTable>& table) {
@@ -88,8 +148,7 @@ Raises:
             PAGED_KV_CHECK(out.ndim() == 2 && out.shape(1) == self.width(),
                            "out: expected shape (num_rows, ", self.width(), "), got ",
                            std::string(py::str(out.attr("shape"))));
-            self.commit_block_table(num_reqs,
-                                    {out.mutable_data(), static_cast<std::size_t>(out.size())});
+            self.commit_block_table(num_reqs, as_mutable_span(out));
           },
           py::arg("num_reqs").noconvert(), py::arg("out").noconvert(),
           R"(Copy the first `num_reqs` rows, over the full width, to `out`.
@@ -152,6 +211,8 @@ Args:
     max_num_blocks_per_req: Blocks of the pool that fit in a row.
     max_num_batched_tokens: Length of `slot_mapping`.
     kernel_block_size: Tokens per kernel block; divides `block_size`. Default: the same.
+    memory: int32 ``[max_num_reqs, width]``, contiguous: where the rows lie, e.g. pinned memory. Kept
+        alive and set to 0. Default: the table's own.
 
 Raises:
     ValueError: blocks that do not fit in a row, or an id out of range. Nothing has changed.
@@ -170,7 +231,8 @@ Example:
       .def(py::init(&make_block_table), py::arg("block_size").noconvert(),
            py::arg("max_num_reqs").noconvert(), py::arg("max_num_blocks_per_req").noconvert(),
            py::arg("max_num_batched_tokens").noconvert(),
-           py::arg("kernel_block_size").noconvert() = py::none())
+           py::arg("kernel_block_size").noconvert() = py::none(),
+           py::arg("memory").noconvert() = py::none(), py::keep_alive<1, 7>())
       .def_property_readonly(
           "block_size", [](const BlockTable& self) { return self.options().block_size; },
           "Tokens per block of the pool.")
@@ -187,6 +249,7 @@ Example:
           "Blocks of the pool that fit in a row.")
       .def_property_readonly("width", &BlockTable::width, "Kernel blocks that fit in a row.");
   bind_rows(table);
+  bind_diffs(table);
   bind_output(table);
 }
 

@@ -39,5 +39,6 @@ PYBIND11_MODULE(_core, m) {
   paged_kv::bindings::bind_block(m);
   paged_kv::bindings::bind_hash_map(m);
   paged_kv::bindings::bind_pool(m);
+  paged_kv::bindings::bind_block_space_manager(m);
   paged_kv::bindings::bind_block_table(m);
 }

@@ -44,29 +44,61 @@ std::int64_t get_block_table_width(std::int64_t max_num_blocks, std::int64_t blo
   return round_up(max_num_blocks, *token_alignment / std::gcd(*token_alignment, block_size));
 }
 
-BlockTable::BlockTable(const BlockTableOptions& options)
+BlockTable::BlockTable(const BlockTableOptions& options) : BlockTable(options, {}) {}
+
+BlockTable::BlockTable(const BlockTableOptions& options, std::span<std::int32_t> memory)
     : options_(checked(options)),
-      table_(static_cast<std::size_t>(options.max_num_reqs * width()), kNullBlockId.value()),
       num_blocks_per_row_(static_cast<std::size_t>(options.max_num_reqs), 0),
-      slot_mapping_(static_cast<std::size_t>(options.max_num_batched_tokens), kPadSlot) {}
+      slot_mapping_(static_cast<std::size_t>(options.max_num_batched_tokens), kPadSlot),
+      dirty_columns_(static_cast<std::size_t>(options.max_num_reqs)) {
+  const auto num_entries = static_cast<std::size_t>(options.max_num_reqs * width());
+  PAGED_KV_CHECK(memory.data() == nullptr || memory.size() == num_entries, "memory: expected ",
+                 options.max_num_reqs, " rows of ", width(), " entries, got ", memory.size(),
+                 " entries");
+  if (memory.data() == nullptr) own_memory_.resize(num_entries);
+  table_ = memory.data() == nullptr ? std::span(own_memory_) : memory;
+  std::ranges::fill(table_, kNullBlockId.value());
+  // mark_dirty() must not fail half-way through a change.
+  dirty_rows_.reserve(dirty_columns_.size());
+}
 
 void BlockTable::append_row(std::span<const BlockId> block_ids, std::int64_t row_idx) {
-  check_row(row_idx, "row_idx");
-  check_blocks(block_ids, num_blocks(row_idx));
-  write(block_ids, row_idx);
+  check_append_row(block_ids, row_idx);
+  append(block_ids, row_idx);
 }
 
 void BlockTable::add_row(std::span<const BlockId> block_ids, std::int64_t row_idx) {
+  check_add_row(block_ids, row_idx);
+  clear_row(row_idx);
+  append(block_ids, row_idx);
+}
+
+void BlockTable::check_append_row(std::span<const BlockId> block_ids, std::int64_t row_idx) const {
+  check_row(row_idx, "row_idx");
+  check_blocks(block_ids, num_blocks_per_row_[static_cast<std::size_t>(row_idx)]);
+}
+
+void BlockTable::check_add_row(std::span<const BlockId> block_ids, std::int64_t row_idx) const {
   check_row(row_idx, "row_idx");
   check_blocks(block_ids, 0);
-  clear_row(row_idx);
-  write(block_ids, row_idx);
+}
+
+void BlockTable::replace_blocks(std::span<const BlockId> block_ids, std::int64_t row_idx,
+                                std::int64_t start) {
+  check_row(row_idx, "row_idx");
+  const std::int64_t num_held = num_blocks(row_idx) / ratio();
+  const auto num_new = static_cast<std::int64_t>(block_ids.size());
+  PAGED_KV_CHECK(start >= 0 && start <= num_held && num_new <= num_held - start, "cannot replace ",
+                 num_new, " blocks from block ", start, " on: the row has ", num_held);
+  check_ids(block_ids);
+  write(block_ids, row_idx, static_cast<std::int32_t>(start * ratio()));
 }
 
 void BlockTable::clear_row(std::int64_t row_idx) {
   check_row(row_idx, "row_idx");
   std::ranges::fill(row(row_idx).first(static_cast<std::size_t>(num_blocks(row_idx))),
                     kNullBlockId.value());
+  mark_dirty(row_idx, {0, num_blocks(row_idx)});
   num_blocks(row_idx) = 0;
 }
 
@@ -81,6 +113,7 @@ void BlockTable::move_row(std::int64_t src, std::int64_t tgt) {
   clear_row(tgt);
   std::ranges::copy(row(src).first(static_cast<std::size_t>(num_blocks(src))), row(tgt).begin());
   num_blocks(tgt) = num_blocks(src);
+  mark_dirty(tgt, {0, num_blocks(tgt)});
   clear_row(src);
 }
 
@@ -88,15 +121,18 @@ void BlockTable::swap_row(std::int64_t src, std::int64_t tgt) {
   check_row(src, "src");
   check_row(tgt, "tgt");
   if (src == tgt) return;
-  std::ranges::swap_ranges(row(src), row(tgt));
+  const std::int32_t longer = std::max(num_blocks(src), num_blocks(tgt));
+  std::ranges::swap_ranges(row(src).first(static_cast<std::size_t>(longer)),
+                           row(tgt).first(static_cast<std::size_t>(longer)));
   std::swap(num_blocks(src), num_blocks(tgt));
+  mark_dirty(src, {0, longer});
+  mark_dirty(tgt, {0, longer});
 }
 
 void BlockTable::compute_slot_mapping(std::int64_t num_reqs,
                                       std::span<const std::int32_t> query_start_loc,
                                       std::span<const std::int64_t> positions) {
-  PAGED_KV_CHECK(num_reqs >= 0 && num_reqs <= options_.max_num_reqs, "num_reqs must be in [0, ",
-                 options_.max_num_reqs, "], got ", num_reqs);
+  check_num_reqs(num_reqs);
   PAGED_KV_CHECK(static_cast<std::int64_t>(query_start_loc.size()) > num_reqs,
                  "query_start_loc: expected at least ", num_reqs + 1, " entries, got ",
                  query_start_loc.size());
@@ -132,12 +168,59 @@ void BlockTable::compute_slot_mapping(std::int64_t num_reqs,
 }
 
 void BlockTable::commit_block_table(std::int64_t num_reqs, std::span<std::int32_t> out) const {
-  PAGED_KV_CHECK(num_reqs >= 0 && num_reqs <= options_.max_num_reqs, "num_reqs must be in [0, ",
-                 options_.max_num_reqs, "], got ", num_reqs);
+  check_num_reqs(num_reqs);
   const auto num_entries = static_cast<std::size_t>(num_reqs * width());
   PAGED_KV_CHECK(out.size() >= num_entries, "out: expected room for ", num_reqs, " rows of ",
                  width(), " entries, got ", out.size(), " entries");
   std::copy_n(table_.begin(), num_entries, out.begin());
+}
+
+DirtyBlockTable BlockTable::dirty(std::int64_t num_reqs) const {
+  check_num_reqs(num_reqs);
+  DirtyBlockTable result;
+  for (const std::int32_t row_idx : dirty_rows_) {
+    if (row_idx >= num_reqs) continue;
+    ++result.num_rows;
+    result.num_entries += dirty_columns_[static_cast<std::size_t>(row_idx)].size();
+  }
+  return result;
+}
+
+void BlockTable::read_dirty(std::int64_t num_reqs, std::span<std::int32_t> out) const {
+  const DirtyBlockTable size = dirty(num_reqs);
+  PAGED_KV_CHECK(static_cast<std::int64_t>(out.size()) == 3 * size.num_rows + size.num_entries,
+                 "out: expected 3 * ", size.num_rows, " + ", size.num_entries, " entries, got ",
+                 out.size());
+  PAGED_KV_CHECK(size.num_entries <= kMaxInt32, size.num_entries,
+                 " changed entries are too many for one diff");
+  auto rows = out.begin();
+  auto starts = rows + size.num_rows;
+  auto ends = starts + size.num_rows;
+  const auto contents = ends + size.num_rows;
+  auto content = contents;
+  for (const std::int32_t row_idx : dirty_rows_) {
+    if (row_idx >= num_reqs) continue;
+    const Columns columns = dirty_columns_[static_cast<std::size_t>(row_idx)];
+    const auto entries = row(row_idx).begin();
+    content = std::copy(entries + columns.begin, entries + columns.end, content);
+    *rows++ = row_idx;
+    *starts++ = columns.begin;
+    *ends++ = static_cast<std::int32_t>(content - contents);
+  }
+}
+
+void BlockTable::mark_clean(std::int64_t num_reqs) {
+  check_num_reqs(num_reqs);
+  std::erase_if(dirty_rows_, [&](std::int32_t row_idx) {
+    if (row_idx >= num_reqs) return false;
+    dirty_columns_[static_cast<std::size_t>(row_idx)] = {};
+    return true;
+  });
+}
+
+void BlockTable::check_num_reqs(std::int64_t num_reqs) const {
+  PAGED_KV_CHECK(num_reqs >= 0 && num_reqs <= options_.max_num_reqs, "num_reqs must be in [0, ",
+                 options_.max_num_reqs, "], got ", num_reqs);
 }
 
 void BlockTable::check_row(std::int64_t row_idx, const char* name) const {
@@ -150,6 +233,10 @@ void BlockTable::check_blocks(std::span<const BlockId> block_ids, std::int64_t n
   PAGED_KV_CHECK(num_held / ratio() + num_new <= options_.max_num_blocks_per_req,
                  "a row has room for ", options_.max_num_blocks_per_req, " blocks, cannot add ",
                  num_new, " to ", num_held / ratio());
+  check_ids(block_ids);
+}
+
+void BlockTable::check_ids(std::span<const BlockId> block_ids) const {
   const std::int64_t max_block_id = kMaxInt32 / ratio() - 1;
   for (const BlockId id : block_ids) {
     PAGED_KV_CHECK(id.valid() && id.value() <= max_block_id, "block id must be in [0, ",
@@ -157,18 +244,37 @@ void BlockTable::check_blocks(std::span<const BlockId> block_ids, std::int64_t n
   }
 }
 
-std::span<std::int32_t> BlockTable::row(std::int64_t row_idx) noexcept {
-  return std::span(table_).subspan(static_cast<std::size_t>(row_idx * width()),
-                                   static_cast<std::size_t>(width()));
+std::span<std::int32_t> BlockTable::row(std::int64_t row_idx) const noexcept {
+  return table_.subspan(static_cast<std::size_t>(row_idx * width()),
+                        static_cast<std::size_t>(width()));
 }
 
-void BlockTable::write(std::span<const BlockId> block_ids, std::int64_t row_idx) noexcept {
+void BlockTable::append(std::span<const BlockId> block_ids, std::int64_t row_idx) {
+  write(block_ids, row_idx, num_blocks(row_idx));
+  num_blocks(row_idx) +=
+      static_cast<std::int32_t>(block_ids.size()) * static_cast<std::int32_t>(ratio());
+}
+
+void BlockTable::write(std::span<const BlockId> block_ids, std::int64_t row_idx,
+                       std::int32_t column) {
   const auto num_parts = static_cast<std::int32_t>(ratio());
-  auto entry = row(row_idx).begin() + num_blocks(row_idx);
+  const auto begin = row(row_idx).begin() + column;
+  auto entry = begin;
   for (const BlockId id : block_ids) {
     for (std::int32_t part = 0; part < num_parts; ++part) *entry++ = id.value() * num_parts + part;
   }
-  num_blocks(row_idx) += static_cast<std::int32_t>(block_ids.size()) * num_parts;
+  mark_dirty(row_idx, {column, column + static_cast<std::int32_t>(entry - begin)});
+}
+
+void BlockTable::mark_dirty(std::int64_t row_idx, Columns columns) {
+  if (columns.size() == 0) return;
+  Columns& dirty = dirty_columns_[static_cast<std::size_t>(row_idx)];
+  if (dirty.size() == 0) {
+    dirty_rows_.push_back(static_cast<std::int32_t>(row_idx));
+    dirty = columns;
+    return;
+  }
+  dirty = {std::min(dirty.begin, columns.begin), std::max(dirty.end, columns.end)};
 }
 
 void BlockTable::check_integrity() const {
@@ -182,6 +288,18 @@ void BlockTable::check_integrity() const {
       PAGED_KV_CHECK_AS(InvariantError, id == kNullBlockId.value(), "T2: row ", r, " has ",
                         num_held, " blocks, but entry ", i, " is ", id);
     }
+  }
+  std::vector<bool> is_listed(dirty_columns_.size());
+  for (const std::int32_t r : dirty_rows_) {
+    PAGED_KV_CHECK_AS(InvariantError, !is_listed[static_cast<std::size_t>(r)], "T3: row ", r,
+                      " is listed as dirty twice");
+    is_listed[static_cast<std::size_t>(r)] = true;
+  }
+  for (std::size_t r = 0; r < dirty_columns_.size(); ++r) {
+    const Columns columns = dirty_columns_[r];
+    const bool is_dirty = columns.begin >= 0 && columns.begin < columns.end;
+    PAGED_KV_CHECK_AS(InvariantError, is_dirty == is_listed[r] && columns.end <= width(),
+                      "T3: row ", r, " has the dirty columns ", columns.begin, " .. ", columns.end);
   }
 }
 

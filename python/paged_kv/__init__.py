@@ -7,9 +7,12 @@ import importlib
 from typing import TYPE_CHECKING
 
 from paged_kv._core import (
+    AllocStatus,
+    BlockDevice,
     BlockHashList,
     BlockHashToBlockMap,
     BlockPool,
+    BlockSpaceManager,
     BlockTable,
     FreeKVCacheBlockQueue,
     InvariantError,
@@ -36,9 +39,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LLM",
+    "AllocStatus",
+    "BlockDevice",
     "BlockHashList",
     "BlockHashToBlockMap",
     "BlockPool",
+    "BlockSpaceManager",
     "BlockTable",
     "FreeKVCacheBlockQueue",
     "InvariantError",

@@ -3,10 +3,11 @@ Host core of paged_kv: block pool, prefix cache and block tables.
 """
 from __future__ import annotations
 import collections.abc
+import enum
 import numpy
 import numpy.typing
 import typing
-__all__: list[str] = ['BlockHashList', 'BlockHashToBlockMap', 'BlockPool', 'BlockTable', 'FreeKVCacheBlockQueue', 'InvariantError', 'KVCacheBlock', 'KVCacheBlocks', 'OutOfBlocksError', 'build_info', 'generate_block_hash_extra_keys', 'get_block_hash', 'get_block_table_width', 'get_group_id', 'hash_block_tokens', 'hash_full_blocks', 'make_block_hash_with_group_id', 'sha256', 'sha256_backends', 'sha256_cbor']
+__all__: list[str] = ['AllocStatus', 'BlockDevice', 'BlockHashList', 'BlockHashToBlockMap', 'BlockPool', 'BlockSpaceManager', 'BlockTable', 'FreeKVCacheBlockQueue', 'InvariantError', 'KVCacheBlock', 'KVCacheBlocks', 'OutOfBlocksError', 'build_info', 'generate_block_hash_extra_keys', 'get_block_hash', 'get_block_table_width', 'get_group_id', 'hash_block_tokens', 'hash_full_blocks', 'make_block_hash_with_group_id', 'sha256', 'sha256_backends', 'sha256_cbor']
 class OutOfBlocksError(ValueError):
     pass
 class InvariantError(AssertionError):
@@ -386,6 +387,177 @@ class KVCacheBlocks:
         """
         A tuple with one list of blocks a group.
         """
+class AllocStatus(enum.Enum):
+    """
+    Whether something fits.
+    
+    OK: now. LATER: once others have freed blocks. NEVER: not even into an empty pool.
+    """
+    LATER: typing.ClassVar[AllocStatus]
+    NEVER: typing.ClassVar[AllocStatus]
+    OK: typing.ClassVar[AllocStatus]
+    @classmethod
+    def __new__(cls, value):
+        ...
+class BlockDevice(enum.Enum):
+    """
+    Whose blocks a sequence holds.
+    
+    See BlockSpaceManager.
+    """
+    CPU: typing.ClassVar[BlockDevice]
+    GPU: typing.ClassVar[BlockDevice]
+    @classmethod
+    def __new__(cls, value):
+        ...
+class BlockSpaceManager:
+    """
+    Who holds which block, for sequences that branch: parallel sampling and beam search.
+    
+    Forked sequences share their blocks. Full blocks are shared for good; a block that is filled in part is
+    copied before the first write by a sequence that is not its only holder (copy-on-write). Nothing here
+    touches tensors: methods return the copies that the caller must run, before anything is written to the
+    cache for a later call. The copies of one call are independent of each other.
+    
+    Sequences have numbers of the caller's choice. Methods that take several work as if called for one
+    after the other, but change all or nothing.
+    
+    Args:
+        block_size: Tokens per block.
+        num_gpu_blocks: Blocks of the cache, block 0 (the null block, never handed out) included.
+        num_cpu_blocks: Likewise of the swap space. 1: none.
+        watermark: Share of `num_gpu_blocks` that `can_allocate` and `can_swap_in` leave free.
+    
+    Raises:
+        ValueError: a sequence that does not exist, is given twice or lies on the wrong device. Nothing
+            has changed.
+    
+    Source:
+        vLLM 0.5 core/block_manager_v1.py::BlockSpaceManagerV1.
+    
+    Example:
+        >>> manager = BlockSpaceManager(block_size=4, num_gpu_blocks=8)
+        >>> manager.allocate([0], num_tokens=6)
+        >>> manager.fork(0, 1)
+        >>> manager.append_slots([0, 1]).tolist()
+        [[2, 3]]
+        >>> manager.get_block_table(0).tolist(), manager.get_block_table(1).tolist()
+        ([1, 3], [1, 2])
+    """
+    def __contains__(self, seq_id: int) -> bool:
+        ...
+    def __init__(self, block_size: int, num_gpu_blocks: int, num_cpu_blocks: int = 1, watermark: typing.SupportsFloat | typing.SupportsIndex = 0.01) -> None:
+        ...
+    def allocate(self, seq_ids: collections.abc.Sequence[int], num_tokens: int) -> None:
+        """
+        New sequences that share one prompt, e.g. the n samples of a request.
+        
+        Raises:
+            ValueError: a sequence that exists already. Nothing has changed.
+            OutOfBlocksError: too few blocks. Nothing has changed. The watermark is not enforced here.
+        """
+    def append_slots(self, seq_ids: collections.abc.Sequence[int], num_new_tokens: int = 1) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        Room for `num_new_tokens` more tokens of each sequence.
+        
+        A part-filled last block that others hold too is replaced by a new block of the sequence's own.
+        
+        Returns:
+            The copies that must run before the tokens are written: int64 ``[n, 2]`` of (source,
+            destination), as `ops.copy_blocks` takes it.
+        
+        Raises:
+            OutOfBlocksError: too few blocks. Nothing has changed.
+        """
+    def can_allocate(self, num_tokens: int) -> AllocStatus:
+        """
+        Whether a prompt of `num_tokens` fits, whatever the number of sequences that share it.
+        
+        Returns:
+            OK, LATER (when others have freed blocks) or NEVER (not even into an empty pool).
+        """
+    def can_append_slots(self, seq_ids: collections.abc.Sequence[int], num_new_tokens: int = 1) -> bool:
+        """
+        Whether `append_slots` would succeed. Exact, copies on write included.
+        """
+    def can_swap_in(self, seq_ids: collections.abc.Sequence[int], num_new_tokens: int = 1) -> AllocStatus:
+        """
+        Whether `swap_in` and then `append_slots` would succeed: OK, LATER or NEVER.
+        """
+    def can_swap_out(self, seq_ids: collections.abc.Sequence[int]) -> bool:
+        """
+        Whether `swap_out` would succeed.
+        """
+    def check_integrity(self) -> None:
+        """
+        Raise InvariantError if the state is inconsistent. O(all blocks), for tests.
+        """
+    def fork(self, parent: int, child: int) -> None:
+        """
+        `child` becomes a sequence with the tokens and blocks of `parent`. O(blocks of it).
+        """
+    def free(self, seq_id: int) -> None:
+        """
+        Forget a sequence. One that does not exist is no error.
+        
+        Blocks that nobody else holds are handed out next, those of the end of the sequence first.
+        """
+    def get_block_table(self, seq_id: int) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        The blocks of a sequence in order: int32 array, a copy.
+        """
+    def get_device(self, seq_id: int) -> BlockDevice:
+        """
+        Whose blocks a sequence holds.
+        """
+    def get_num_free_cpu_blocks(self) -> int:
+        """
+        Blocks of the CPU that nobody holds.
+        """
+    def get_num_free_gpu_blocks(self) -> int:
+        """
+        Blocks of the GPU that nobody holds.
+        """
+    def get_num_tokens(self, seq_id: int) -> int:
+        """
+        Tokens that a sequence has room for.
+        """
+    def get_seq_ids(self) -> list[int]:
+        """
+        All sequences, in no order.
+        """
+    def reset(self) -> None:
+        """
+        Forget all sequences.
+        """
+    def swap_in(self, seq_ids: collections.abc.Sequence[int]) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        Move sequences back to blocks of the GPU.
+        
+        Returns:
+            int64 ``[n, 2]`` of (cpu block, gpu block), as `ops.swap_blocks` takes it.
+        
+        Raises:
+            OutOfBlocksError: too few blocks. Nothing has changed.
+        """
+    def swap_out(self, seq_ids: collections.abc.Sequence[int]) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        Move sequences to blocks of the CPU.
+        
+        Those that share blocks go on sharing them with each other, not with sequences that stay.
+        
+        Returns:
+            int64 ``[n, 2]`` of (gpu block, cpu block), as `ops.swap_blocks` takes it. Run it before
+            anything else is written to the cache: the blocks may be handed out again at once.
+        
+        Raises:
+            OutOfBlocksError: too few blocks. Nothing has changed.
+        """
+    @property
+    def block_size(self) -> int:
+        """
+        Tokens per block.
+        """
 class BlockTable:
     """
     The block tables of a batch, one row a request, in one int32 buffer.
@@ -400,6 +572,8 @@ class BlockTable:
         max_num_blocks_per_req: Blocks of the pool that fit in a row.
         max_num_batched_tokens: Length of `slot_mapping`.
         kernel_block_size: Tokens per kernel block; divides `block_size`. Default: the same.
+        memory: int32 ``[max_num_reqs, width]``, contiguous: where the rows lie, e.g. pinned memory. Kept
+            alive and set to 0. Default: the table's own.
     
     Raises:
         ValueError: blocks that do not fit in a row, or an id out of range. Nothing has changed.
@@ -414,7 +588,7 @@ class BlockTable:
         >>> table.get_numpy_array()[1].tolist()
         [3, 7, 0, 0]
     """
-    def __init__(self, block_size: int, max_num_reqs: int, max_num_blocks_per_req: int, max_num_batched_tokens: int, kernel_block_size: int | None = None) -> None:
+    def __init__(self, block_size: int, max_num_reqs: int, max_num_blocks_per_req: int, max_num_batched_tokens: int, kernel_block_size: int | None = None, memory: numpy.typing.NDArray[numpy.int32] | None = None) -> None:
         ...
     def add_row(self, block_ids: collections.abc.Iterable[KVCacheBlock] | collections.abc.Iterable[int], row_idx: int) -> None:
         """
@@ -423,6 +597,14 @@ class BlockTable:
     def append_row(self, block_ids: collections.abc.Iterable[KVCacheBlock] | collections.abc.Iterable[int], row_idx: int) -> None:
         """
         Add blocks at the end of a row.
+        """
+    def check_add_row(self, block_ids: collections.abc.Iterable[KVCacheBlock] | collections.abc.Iterable[int], row_idx: int) -> None:
+        """
+        Raise what `add_row` would raise, and change nothing.
+        """
+    def check_append_row(self, block_ids: collections.abc.Iterable[KVCacheBlock] | collections.abc.Iterable[int], row_idx: int) -> None:
+        """
+        Raise what `append_row` would raise, and change nothing.
         """
     def check_integrity(self) -> None:
         """
@@ -457,13 +639,39 @@ class BlockTable:
         Raises:
             ValueError: a position that the row's blocks do not cover. Nothing has changed.
         """
+    def dirty(self, num_reqs: int) -> tuple[int, int]:
+        """
+        What has changed in the first `num_reqs` rows since `mark_clean`.
+        
+        Returns:
+            (rows, entries in them). Entries written through `get_numpy_array` are not tracked.
+        """
     def get_numpy_array(self) -> numpy.typing.NDArray[numpy.int32]:
         """
         The rows: int32 ``[max_num_reqs, width]`` of kernel blocks. A view, not a copy.
         """
+    def mark_clean(self, num_reqs: int) -> None:
+        """
+        Forget what has changed in the first `num_reqs` rows: the copy elsewhere has it.
+        """
     def move_row(self, src: int, tgt: int) -> None:
         """
         Make row `tgt` what row `src` is, and empty `src`.
+        """
+    def read_dirty(self, num_reqs: int, out: numpy.typing.NDArray[numpy.int32]) -> None:
+        """
+        Read what has changed, in the form that `ops.apply_block_table_writes` takes.
+        
+        Args:
+            num_reqs: Rows to look at.
+            out: int32 ``[3 * rows + entries]``, as `dirty` counts them: the rows, the first changed column
+                of each, the running sum of the lengths, the entries. Mutated.
+        """
+    def replace_blocks(self, block_ids: collections.abc.Iterable[KVCacheBlock] | collections.abc.Iterable[int], row_idx: int, start: int) -> None:
+        """
+        Put `block_ids` in the place of as many blocks of a row, from block `start` on.
+        
+        For a block that was copied before a write, or null blocks for those that have left a window.
         """
     def swap_row(self, src: int, tgt: int) -> None:
         """

@@ -194,6 +194,68 @@ def test_commit_refuses_other_targets():
             table.commit_block_table(1, bad)
 
 
+def test_rows_may_lie_in_memory_of_the_caller():
+    memory = np.full((3, 4), 99, dtype=np.int32)
+    table = BlockTable(16, 3, 4, 8, memory=memory)
+    table.append_row([1, 2], 1)
+    assert memory.tolist() == [[0] * 4, [1, 2, 0, 0], [0] * 4]
+    view = table.get_numpy_array()
+    assert view.ctypes.data == memory.ctypes.data
+    del memory, table
+    gc.collect()
+    assert view[1].tolist() == [1, 2, 0, 0]
+
+
+def test_memory_that_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="memory: expected 3 rows of 4 entries, got 8 entries"):
+        BlockTable(16, 3, 4, 8, memory=np.zeros((2, 4), dtype=np.int32))
+    frozen = np.zeros((3, 4), dtype=np.int32)
+    frozen.flags.writeable = False
+    with pytest.raises(ValueError, match="not writeable"):
+        BlockTable(16, 3, 4, 8, memory=frozen)
+    for bad in (np.zeros((3, 4)), np.zeros((3, 8), dtype=np.int32)[:, ::2]):
+        with pytest.raises(TypeError):
+            BlockTable(16, 3, 4, 8, memory=bad)
+
+
+def test_what_changed_is_read_once():
+    table = make_table()
+    table.append_row([3, 7], 1)
+    assert table.dirty(3) == (1, 2)
+    assert table.dirty(1) == (0, 0)
+    out = np.zeros(5, dtype=np.int32)
+    table.read_dirty(3, out)
+    assert out.tolist() == [1, 0, 2, 3, 7]
+    table.mark_clean(3)
+    table.replace_blocks([9], 1, 1)
+    out = np.zeros(4, dtype=np.int32)
+    table.read_dirty(3, out)
+    assert out.tolist() == [1, 1, 1, 9]
+    for call in (
+        lambda: table.read_dirty(3, np.zeros(3, dtype=np.int32)),
+        lambda: table.dirty(4),
+        lambda: table.mark_clean(-1),
+        lambda: table.replace_blocks([1, 2], 1, 1),
+    ):
+        with pytest.raises(ValueError, match=r"out: expected|num_reqs must|cannot replace"):
+            call()
+    assert table.dirty(3) == (1, 1)
+
+
+def test_checks_raise_what_the_writes_would():
+    table = make_table()
+    table.append_row([1, 2, 3], 0)
+    table.check_append_row([4], 0)
+    table.check_add_row([4, 5, 6, 7], 0)
+    with pytest.raises(ValueError, match="cannot add 2 to 3"):
+        table.check_append_row([4, 5], 0)
+    with pytest.raises(ValueError, match="block id"):
+        table.check_add_row([-1], 0)
+    with pytest.raises(IndexError):
+        table.check_add_row([1], 3)
+    assert rows(table)[0] == [1, 2, 3, 0]
+
+
 def test_width_is_rounded_to_tiles_of_tokens():
     assert get_block_table_width(5, 16) == 8
     assert get_block_table_width(5, 48) == 8

@@ -87,6 +87,77 @@ TEST(BlockTable, CommitCopiesWholeRows) {
   EXPECT_THROW(table.commit_block_table(4, out), std::invalid_argument);
 }
 
+// rows, starts, cu_lens and entries, as one list.
+Row read_dirty(const BlockTable& table, std::int64_t num_reqs) {
+  const DirtyBlockTable size = table.dirty(num_reqs);
+  Row diff(static_cast<std::size_t>(3 * size.num_rows + size.num_entries));
+  table.read_dirty(num_reqs, diff);
+  table.check_integrity();
+  return diff;
+}
+
+TEST(BlockTable, DirtyRangesAreWhatChangedSinceTheLastCommit) {
+  BlockTable table(options());
+  EXPECT_EQ(read_dirty(table, 3), Row{});
+  table.append_row(kBlocks, 1);
+  EXPECT_EQ(read_dirty(table, 3), (Row{1, 0, 2, 3, 7}));
+  EXPECT_EQ(read_dirty(table, 1), Row{});
+  table.mark_clean(1);  // row 1 is not among the first row
+  EXPECT_EQ(read_dirty(table, 2), (Row{1, 0, 2, 3, 7}));
+  table.mark_clean(2);
+  table.append_row(kBlocks, 1);
+  table.append_row(kBlocks, 0);
+  EXPECT_EQ(read_dirty(table, 3), (Row{1, 0, 2, 0, 2, 4, 3, 7, 3, 7}));
+  table.mark_clean(3);
+  table.replace_blocks(std::vector{BlockId(9)}, 1, 2);
+  EXPECT_EQ(read_dirty(table, 3), (Row{1, 2, 1, 9}));
+}
+
+TEST(BlockTable, EntriesThatAreClearedAreDirty) {
+  BlockTable table(options());
+  table.append_row(kBlocks, 0);
+  table.append_row(std::vector{BlockId(5)}, 2);
+  table.mark_clean(3);
+  table.add_row(std::vector{BlockId(4)}, 0);
+  EXPECT_EQ(read_dirty(table, 3), (Row{0, 0, 2, 4, 0}));
+  table.mark_clean(3);
+  table.move_row(0, 2);
+  EXPECT_EQ(read_dirty(table, 3), (Row{2, 0, 0, 0, 1, 2, 4, 0}));
+  table.mark_clean(3);
+  table.swap_row(2, 1);
+  EXPECT_EQ(read_dirty(table, 3), (Row{2, 1, 0, 0, 1, 2, 0, 4}));
+  table.mark_clean(3);
+  table.clear();
+  EXPECT_EQ(read_dirty(table, 3), (Row{1, 0, 1, 0}));
+}
+
+TEST(BlockTable, RowsLieInTheMemoryThatIsGiven) {
+  std::vector<std::int32_t> memory(12, 99);
+  BlockTable table(options(), memory);
+  EXPECT_EQ(memory, Row(12, 0));
+  table.append_row(kBlocks, 2);
+  EXPECT_EQ(memory, (Row{0, 0, 0, 0, 0, 0, 0, 0, 3, 7, 0, 0}));
+  EXPECT_THROW(BlockTable(options(), std::span(memory).first(11)), std::invalid_argument);
+}
+
+TEST(BlockTable, ReplacesBlocksThatARowHas) {
+  BlockTable table(options(64, 32));
+  table.append_row(kBlocks, 0);
+  table.replace_blocks(std::vector{BlockId(5)}, 0, 1);
+  EXPECT_EQ(row(table, 0), (Row{6, 7, 10, 11, 0, 0, 0, 0}));
+  table.replace_blocks(std::vector{kNullBlockId}, 0, 0);
+  EXPECT_EQ(row(table, 0), (Row{0, 1, 10, 11, 0, 0, 0, 0}));
+  table.mark_clean(3);
+  EXPECT_THROW(table.replace_blocks(kBlocks, 0, 1), std::invalid_argument);
+  EXPECT_THROW(table.replace_blocks(kBlocks, 0, -1), std::invalid_argument);
+  EXPECT_THROW(table.replace_blocks({}, 0, 3), std::invalid_argument);
+  EXPECT_THROW(table.replace_blocks(std::vector{BlockId(-1)}, 0, 0), std::invalid_argument);
+  EXPECT_THROW(table.replace_blocks({}, 3, 0), std::out_of_range);
+  Row wrong_size(1);
+  EXPECT_THROW(table.read_dirty(3, wrong_size), std::invalid_argument);
+  EXPECT_EQ(read_dirty(table, 3), Row{});
+}
+
 TEST(BlockTable, CheckIntegrityFindsStaleEntries) {
   BlockTable table(options());
   EXPECT_NO_THROW(table.check_integrity());

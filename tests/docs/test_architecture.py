@@ -28,6 +28,7 @@ CORE_LAYERS = (
         *("kv_block", "free_queue", "index_table", "block_hash_map"),
     ),
     ("block_pool", "kv_cache_blocks", "block_table", "slot_mapping"),
+    ("block_space_manager",),
 )
 
 # Parts of the Python package, lowest layer first. A module imports its own part and parts of lower

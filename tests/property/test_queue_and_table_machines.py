@@ -76,6 +76,8 @@ class BlockTableMachine(RuleBasedStateMachine):
         self.ratio = ratio
         self.table = BlockTable(8, NUM_ROWS, ROW_BLOCKS, 64, 8 // ratio)
         self.model: list[list[int]] = [[] for _ in range(NUM_ROWS)]
+        self.mirror = np.zeros((NUM_ROWS, self.table.width), dtype=np.int32)
+        self.committed = self.mirror.copy()
 
     rows = st.integers(0, NUM_ROWS - 1)
 
@@ -89,6 +91,31 @@ class BlockTableMachine(RuleBasedStateMachine):
         else:
             with pytest.raises(ValueError, match="room for 4 blocks"):
                 write(ids, row)
+
+    @rule(ids=st.lists(st.integers(0, 50), max_size=2), row=rows, start=st.integers(0, ROW_BLOCKS))
+    def replace_blocks(self, ids, row, start):
+        if start + len(ids) <= len(self.model[row]):
+            self.table.replace_blocks(ids, row, start)
+            self.model[row][start : start + len(ids)] = ids
+        else:
+            with pytest.raises(ValueError, match="cannot replace"):
+                self.table.replace_blocks(ids, row, start)
+
+    @rule(num_reqs=st.integers(0, NUM_ROWS))
+    def commit_by_diff(self, num_reqs):
+        """A mirror that gets the diffs alone is, in these rows, what whole rows would make it."""
+        num_rows, num_entries = self.table.dirty(num_reqs)
+        diff = np.zeros(3 * num_rows + num_entries, dtype=np.int32)
+        self.table.read_dirty(num_reqs, diff)
+        self.table.mark_clean(num_reqs)
+        rows, starts, ends = diff[: 3 * num_rows].reshape(3, num_rows)
+        for row, start, ids in zip(
+            rows, starts, np.split(diff[3 * num_rows :], ends[:-1]), strict=False
+        ):
+            self.mirror[row, start : start + len(ids)] = ids
+        self.committed[:num_reqs] = self.table.get_numpy_array()[:num_reqs]
+        assert (self.mirror == self.committed).all()
+        assert self.table.dirty(num_reqs) == (0, 0)
 
     @rule(row=rows)
     def clear_row(self, row):
