@@ -210,6 +210,19 @@ def test_slot_mapping_of_long_prefills(backend):
     assert torch.equal(slots, expected)
 
 
+def test_slot_mapping_beyond_32_bits(backend):
+    """Positions and slots are 64 bits wide, whatever the block size."""
+    slots, block_size = stale_slots(3), 2**31 - 1
+    positions = torch.tensor([block_size + 5, block_size - 1, 2 * block_size - 1])
+    tables = int32(3, 7).view(1, 2)
+    backend.compute_slot_mapping(int32(0, 3), positions, tables, slots, block_size)
+    assert slots.tolist() == [7 * block_size + 5, 4 * block_size - 1, 8 * block_size - 1]
+    tables = torch.full((1, 2**21), 2**31 - 1, dtype=torch.int32)
+    positions = torch.tensor([2**32 - 1, 2**33 - 1, 2**33 - 4096])
+    backend.compute_slot_mapping(int32(0, 3), positions, tables, slots, 4096)
+    assert slots.tolist() == [2**43 - 1, 2**43 - 1, 2**43 - 4096]
+
+
 def test_empty_batches(backend):
     slots = stale_slots(3)
     no_ids = int32()

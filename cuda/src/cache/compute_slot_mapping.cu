@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "paged_kv/cuda/block_tables.h"
+#include "paged_kv/cuda/division.cuh"
 #include "paged_kv/cuda/launch.h"
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 
 namespace paged_kv::cuda {
 namespace {
@@ -18,18 +18,13 @@ __device__ std::int64_t row_of(const SlotMappingParams& p, std::int64_t seq) {
   return row >= 0 && row < p.block_tables.num_rows ? row : kPaddingRow;
 }
 
-// Positions are below 2^31, as sequence lengths are: so one 32-bit division does, where 64 bits
-// would take a call with a stack.
 __device__ std::int64_t slot_of(const SlotMappingParams& p, std::int64_t row,
                                 std::int64_t position) {
-  if (position < 0 || position > std::numeric_limits<std::int32_t>::max()) return kPadSlot;
-  constexpr std::int64_t kMaxDivisor = std::numeric_limits<std::uint32_t>::max();
-  const auto block_size = static_cast<std::uint32_t>(min(p.block_size, kMaxDivisor));
-  const std::uint32_t block_idx = static_cast<std::uint32_t>(position) / block_size;
-  const std::uint32_t offset = static_cast<std::uint32_t>(position) - block_idx * block_size;
-  if (block_idx >= p.block_tables.num_cols) return kPadSlot;
-  const std::int64_t block = p.block_tables(row, block_idx);
-  return block < 0 ? kPadSlot : block * p.block_size + offset;
+  if (position < 0) return kPadSlot;
+  const Division place = divide(position, p.block_size);
+  if (place.quotient >= p.block_tables.num_cols) return kPadSlot;
+  const std::int64_t block = p.block_tables(row, place.quotient);
+  return block < 0 ? kPadSlot : block * p.block_size + place.remainder;
 }
 
 // Grid: (num_seqs + 1). Block s < num_seqs maps the tokens of sequence s, the last one the padding.

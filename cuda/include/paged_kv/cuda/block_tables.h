@@ -4,8 +4,8 @@
 // block_tables.h; all pointers are device memory.
 //
 // The host cannot read values without waiting for the device, so they are not checked. An index out
-// of range touches no memory outside the tensors: a slot becomes kPadSlot (also for a position from
-// 2^31 on), a write is left out or cut at the table's end, a gathered row is padding or cut.
+// of range touches no memory outside the tensors: a slot becomes kPadSlot, a write is left out or
+// cut at the table's end, a gathered row is padding or cut.
 #pragma once
 
 #include "ops/params/block_tables.h"
