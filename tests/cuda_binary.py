@@ -23,7 +23,7 @@ ARCHS = ("sm_80", "sm_90")
 
 # Of one multiprocessor (CUDA programming guide, "Technical Specifications per Compute Capability").
 SHARED_BYTES = {"sm_80": 164 * 1024, "sm_90": 228 * 1024}
-RESERVED_SHARED_BYTES_A_BLOCK = 1024
+RESERVED_SHARED_BYTES_A_BLOCK = 1024  # cuobjdump counts them from sm_90 on, if there are others
 NUM_REGISTERS = 65536
 MAX_THREADS = 2048
 MAX_BLOCKS = 32
@@ -90,6 +90,8 @@ def read_kernels(binary: Path) -> list[Kernel]:
             symbol = match[1]
         elif match := usage.search(line):
             registers, stack, shared, local = map(int, match.groups())
+            if shared and arch >= "sm_90":
+                shared -= RESERVED_SHARED_BYTES_A_BLOCK
             key = arch, symbol
             kernels.append((key, registers, stack + local, shared))
     names = _demangled([symbol for (_, symbol), *_ in kernels])
@@ -213,7 +215,7 @@ def _short_name(demangled: str) -> str:
     """``void a::(anonymous namespace)::f<a::T, (int)16>(P)`` -> ``f<T, 16>``."""
     name = demangled.removeprefix("void ").replace("(anonymous namespace)::", "")
     name = re.sub(r"\((?:int|unsigned int|bool|long)\)", "", name)
-    name = re.sub(r"\b(?:\w+::)+", "", name)
+    name = re.sub(r"\b(?:\w+::)+", "", name).replace("> >", ">>")
     depth = 0
     for i, character in enumerate(name):
         depth += (character == "<") - (character == ">")

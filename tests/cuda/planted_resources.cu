@@ -34,3 +34,10 @@ __global__ void __launch_bounds__(kNumThreads) scalar_copy_kernel(const float* i
 __global__ void __launch_bounds__(kNumThreads) vector_copy_kernel(const float4* in, float4* out) {
   out[threadIdx.x] = in[threadIdx.x];
 }
+
+__global__ void __launch_bounds__(kNumThreads) shared_kernel(const int* in, int* out) {
+  __shared__ int values[kNumThreads];
+  values[threadIdx.x] = in[threadIdx.x];
+  __syncthreads();
+  out[threadIdx.x] = values[kNumThreads - 1 - threadIdx.x];
+}

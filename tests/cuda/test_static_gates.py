@@ -58,13 +58,20 @@ def kernels():
 
 
 @pytest.fixture(scope="module")
-def planted(tmp_path_factory):
-    """The kernels of planted_resources.cu by name, for sm_80."""
+def planted_binary(tmp_path_factory):
     binary = tmp_path_factory.mktemp("planted") / "planted.o"
     source = REPO_ROOT / "tests/cuda/planted_resources.cu"
-    command = [NVCC, "-gencode=arch=compute_80,code=sm_80", "-c", "-o", str(binary), str(source)]
+    numbers = [arch.removeprefix("sm_") for arch in ARCHS]
+    architectures = [f"-gencode=arch=compute_{n},code=sm_{n}" for n in numbers]
+    command = [NVCC, *architectures, "-c", "-o", str(binary), str(source)]
     subprocess.run(command, check=True, capture_output=True, timeout=300)
-    return {kernel.name: kernel for kernel in read_kernels(binary)}
+    return read_kernels(binary)
+
+
+@pytest.fixture(scope="module")
+def planted(planted_binary):
+    """The kernels of planted_resources.cu by name, for sm_80."""
+    return {kernel.name: kernel for kernel in planted_binary if kernel.arch == "sm_80"}
 
 
 def test_every_kernel_is_built_for_both_architectures(kernels):
@@ -104,6 +111,11 @@ def test_stack_is_noticed(planted, name):
     assert "bytes of stack" in problems[0]
     assert any(problem.startswith("LDL") for problem in problems)
     assert any(problem.startswith("STL") for problem in problems)
+
+
+def test_shared_memory_is_that_of_the_source(planted_binary):
+    sizes = {k.arch: k.shared_bytes for k in planted_binary if k.name == "shared_kernel"}
+    assert sizes == dict.fromkeys(ARCHS, 4096)
 
 
 def test_narrow_access_is_noticed(planted):
