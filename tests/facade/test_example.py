@@ -1,24 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The example runs as a program of its own; it checks its numbers itself."""
+"""Each example runs as a program of its own; it checks its numbers itself."""
 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
 
-EXAMPLE = Path(__file__).parents[2] / "examples/paged_attention_in_30_lines.py"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLE = EXAMPLES / "paged_attention_in_30_lines.py"
+
+
+def output_of(example: Path) -> str:
+    result = subprocess.run(
+        [sys.executable, "-W", "error", example], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 def test_example_runs_and_gives_all_blocks_back():
-    result = subprocess.run(
-        [sys.executable, "-W", "error", EXAMPLE], capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    assert "a: 11 tokens in blocks" in result.stdout
-    assert "b: 14 tokens in blocks" in result.stdout
-    assert "free blocks: 15 of 15" in result.stdout
+    output = output_of(EXAMPLE)
+    assert "a: 11 tokens in blocks" in output
+    assert "b: 14 tokens in blocks" in output
+    assert "free blocks: 15 of 15" in output
+
+
+def test_beams_share_blocks_and_give_them_back():
+    """It compares each step with caches that are not shared."""
+    output = output_of(EXAMPLES / "beam_search.py")
+    held, unshared = re.search(r"by 4 beams: (\d+), without sharing (\d+)", output).groups()
+    assert int(held) < int(unshared)
+    assert int(re.search(r"copied in 24 steps: (\d+)", output).group(1)) > 0
+    assert "free blocks: 79 of 79" in output
 
 
 def test_example_keeps_the_promise_of_its_name():
