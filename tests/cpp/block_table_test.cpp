@@ -131,6 +131,26 @@ TEST(BlockTable, EntriesThatAreClearedAreDirty) {
   EXPECT_EQ(read_dirty(table, 3), (Row{1, 0, 1, 0}));
 }
 
+TEST(BlockTable, ADirtyRangeSpansAllChangesOfARow) {
+  BlockTable table(options());
+  table.append_row(std::vector{BlockId(1), BlockId(2), BlockId(3)}, 0);
+  table.append_row(std::vector{BlockId(4)}, 1);
+  table.mark_clean(3);
+  table.replace_blocks(std::vector{BlockId(8)}, 0, 2);
+  table.replace_blocks(std::vector{BlockId(9)}, 0, 1);
+  EXPECT_EQ(read_dirty(table, 3), (Row{0, 1, 2, 9, 8}));
+  table.mark_clean(3);
+  table.replace_blocks(std::vector{BlockId(5)}, 0, 0);
+  table.replace_blocks(std::vector{BlockId(6)}, 0, 2);
+  EXPECT_EQ(read_dirty(table, 3), (Row{0, 0, 3, 5, 9, 6}));
+  table.mark_clean(3);
+  table.swap_row(1, 0);  // the row given first is the shorter one
+  EXPECT_EQ(read_dirty(table, 3), (Row{1, 0, 0, 0, 3, 6, 5, 9, 6, 4, 0, 0}));
+  table.mark_clean(3);
+  table.move_row(1, 0);  // the target was the shorter one
+  EXPECT_EQ(read_dirty(table, 3), (Row{0, 1, 0, 0, 3, 6, 5, 9, 6, 0, 0, 0}));
+}
+
 TEST(BlockTable, RowsLieInTheMemoryThatIsGiven) {
   std::vector<std::int32_t> memory(12, 99);
   BlockTable table(options(), memory);
