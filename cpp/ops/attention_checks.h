@@ -9,6 +9,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 
 namespace paged_kv {
@@ -36,8 +37,8 @@ inline void check_attention_scale(double scale) {
 }
 
 // Binds num_blocks, block_size and num_kv_heads. `dtype` is the query's.
-inline void check_cache(const Tensor& key_cache, const Tensor& value_cache, ScalarType dtype,
-                        NamedSizes& sizes) {
+inline void check_cache(const Tensor& key_cache, const Tensor& value_cache,
+                        KvCacheDtype kv_cache_dtype, ScalarType dtype, NamedSizes& sizes) {
   if (key_cache.dim() == 5) {
     const std::int64_t head_size = sizes["head_size"];
     const auto x = static_cast<std::int64_t>(16 / key_cache.element_size());
@@ -45,19 +46,18 @@ inline void check_cache(const Tensor& key_cache, const Tensor& value_cache, Scal
                    "multiple of x = ", x, ", got ", head_size);
     sizes.bind("x", x, "16 bytes");
     sizes.bind("head_size/x", head_size / x, "query");
-    check(key_cache, "key_cache", sizes)
-        .shape({"num_blocks", "num_kv_heads", "head_size/x", "block_size", "x"})
-        .dtype(dtype);
-    check(value_cache, "value_cache", sizes)
-        .shape({"num_blocks", "num_kv_heads", "head_size", "block_size"})
-        .dtype(dtype);
+    const std::initializer_list<const char*> key_shape = {"num_blocks", "num_kv_heads",
+                                                          "head_size/x", "block_size", "x"};
+    const std::initializer_list<const char*> value_shape = {"num_blocks", "num_kv_heads",
+                                                            "head_size", "block_size"};
+    check_cache_dtype(check(key_cache, "key_cache", sizes).shape(key_shape), kv_cache_dtype, dtype);
+    check_cache_dtype(check(value_cache, "value_cache", sizes).shape(value_shape), kv_cache_dtype,
+                      dtype);
   } else {
-    check(key_cache, "key_cache", sizes)
-        .shape({"num_blocks", "block_size", "num_kv_heads", "head_size"})
-        .dtype(dtype);
-    check(value_cache, "value_cache", sizes)
-        .shape({"num_blocks", "block_size", "num_kv_heads", "head_size"})
-        .dtype(dtype);
+    const std::initializer_list<const char*> shape = {"num_blocks", "block_size", "num_kv_heads",
+                                                      "head_size"};
+    check_cache_dtype(check(key_cache, "key_cache", sizes).shape(shape), kv_cache_dtype, dtype);
+    check_cache_dtype(check(value_cache, "value_cache", sizes).shape(shape), kv_cache_dtype, dtype);
   }
   PAGED_KV_CHECK(sizes["block_size"] >= 1, "key_cache: expected a block_size >= 1, got 0");
   const std::int64_t num_heads = sizes["num_heads"];

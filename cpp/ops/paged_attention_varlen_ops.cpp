@@ -49,7 +49,7 @@ void paged_attention_varlen(const Tensor& out, const Tensor& query, const Tensor
   NamedSizes sizes;
   check_kv_cache_dtype_is_auto(kv_cache_dtype);
   check_query(out, query, sizes);
-  check_cache(key_cache, value_cache, query.scalar_type(), sizes);
+  check_cache(key_cache, value_cache, KvCacheDtype::kAuto, query.scalar_type(), sizes);
   const cpu::AttentionBatch batch =
       make_batch(&query_start_loc, seq_lens, block_tables, max_query_len, max_seq_len, sizes);
   const PerHead slopes = check_per_head(alibi_slopes, "alibi_slopes", sizes);

@@ -14,8 +14,9 @@
 #pragma once
 
 #include "ops/cpu/attention_batch.h"
-#include "ops/cpu/block_sparsity.h"
 #include "ops/cpu/thread_runner.h"
+#include "ops/params/block_sparsity.h"
+#include "ops/params/partitions.h"
 
 #include <cstdint>
 
@@ -67,19 +68,6 @@ struct PagedAttentionParams {
 // Threads share (sequence, kv head, tile of queries) items. Scratch: O(threads * tile).
 template <class T>
 void paged_attention(const PagedAttentionParams<T>& params, const ThreadRunner& runner);
-
-// Tokens a partition of paged_attention_v2.
-inline constexpr std::int64_t kPartitionSize = 512;
-
-template <class T>
-struct PartitionBuffers {
-  float* exp_sums;    // [num_seqs, num_heads, max_partitions]: sum of exp(logit - max_logit)
-  float* max_logits;  // [num_seqs, num_heads, max_partitions]; -inf: no visible key
-  T* tmp_out;         // [num_seqs, num_heads, max_partitions, head_size]: the partition's result
-  std::int64_t exp_sums_seq_stride, exp_sums_head_stride, exp_sums_partition_stride;
-  std::int64_t max_logits_seq_stride, max_logits_head_stride, max_logits_partition_stride;
-  std::int64_t tmp_out_seq_stride, tmp_out_head_stride, tmp_out_partition_stride;
-};
 
 // One query a sequence. Each partition of keys is attended to on its own, into `partitions` (those
 // past a sequence's end are left alone); then the parts are joined into out. Ignores lse and sinks.

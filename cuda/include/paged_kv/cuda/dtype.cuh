@@ -8,6 +8,7 @@
 #pragma once
 
 #include <concepts>
+#include <cstdint>
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -47,6 +48,14 @@ template <Element T>
   } else {
     return static_cast<T>(value);
   }
+}
+
+// Two fp8 values by their bits, the first in the low byte: one conversion where the device has it.
+template <Float8 T>
+[[nodiscard]] __device__ __forceinline__ float2 pair_to_floats(std::uint16_t bits) {
+  constexpr auto kFormat = std::same_as<T, Float8E4M3> ? __NV_E4M3 : __NV_E5M2;
+  const __half2_raw halves = __nv_cvt_fp8x2_to_halfraw2(bits, kFormat);
+  return {__half2float(Half(__half_raw{halves.x})), __half2float(Half(__half_raw{halves.y}))};
 }
 
 }  // namespace paged_kv::cuda

@@ -22,8 +22,9 @@ inline void check_cuda(cudaError_t error, const char* what) {
       concat(what, ": ", cudaGetErrorName(error), ", ", cudaGetErrorString(error)));
 }
 
-// Dynamic shared memory beyond this must be asked for, kernel by kernel.
-inline constexpr std::size_t kMaxSharedBytesWithoutOptIn = 48 * 1024;
+// More than 48 KiB of shared memory must be asked for, kernel by kernel. What a kernel has besides
+// its dynamic shared memory counts too and is not known here, so this leaves room for it.
+inline constexpr std::size_t kMaxSharedBytesWithoutOptIn = 32 * 1024;
 
 // Queues kernel(args...) on `stream`. An empty grid is an error: the caller returns early.
 //

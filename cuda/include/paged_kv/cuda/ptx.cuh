@@ -31,6 +31,15 @@ namespace paged_kv::cuda::ptx {
   return value;
 }
 
+// 8 bytes, likewise.
+[[nodiscard]] __device__ __forceinline__ uint2 load_streaming(const uint2* address) {
+  uint2 value;
+  asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+               : "=r"(value.x), "=r"(value.y)
+               : "l"(address));
+  return value;
+}
+
 [[nodiscard]] __device__ __forceinline__ std::uint32_t shared_address(const void* shared) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
 }

@@ -25,6 +25,14 @@ namespace paged_kv::cuda::ptx {
   return *address;
 }
 
+[[nodiscard]] inline uint2 load_streaming(const uint2* address,
+                                          simt::Location location = simt::Location::current()) {
+  if (reinterpret_cast<std::uintptr_t>(address) % alignof(uint2) != 0) {
+    simt::fail("an 8-byte load from a misaligned address", location);
+  }
+  return *address;
+}
+
 inline void cp_async_16(void* shared_dst, const void* global_src, int num_src_bytes = 16,
                         simt::Location location = simt::Location::current()) {
   const simt::AsyncCopy copy{.dst = static_cast<unsigned char*>(shared_dst),

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/ops/current_stream.h"
+#include "ops/boxed.h"
+#include "ops/paged_attention_checks.h"
+#include "ops/registration.h"
+#include "paged_kv/check.h"
+#include "paged_kv/cuda/paged_attention.h"
+#include "paged_kv/cuda/paged_attention_config.h"
+#include "paged_kv/math.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+namespace paged_kv::cuda {
+namespace {
+
+QueryDtype query_dtype(const Tensor& query) {
+  switch (query.scalar_type()) {
+    case ScalarType::Half:
+      return QueryDtype::kHalf;
+    case ScalarType::BFloat16:
+      return QueryDtype::kBFloat16;
+    default:
+      return QueryDtype::kFloat;
+  }
+}
+
+// The base pointer and every stride but the last are multiples of `num_bytes`; the last is 1.
+void check_vectors(const Tensor& tensor, const char* name, std::int64_t num_bytes) {
+  const auto element_bytes = static_cast<std::int64_t>(tensor.element_size());
+  const std::int64_t last = tensor.dim() - 1;
+  const auto address = reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr());
+  bool is_aligned = static_cast<std::int64_t>(address) % num_bytes == 0;
+  for (std::int64_t i = 0; i < last; ++i) {
+    is_aligned &= tensor.size(i) <= 1 || tensor.stride(i) * element_bytes % num_bytes == 0;
+  }
+  PAGED_KV_CHECK(is_aligned && tensor.stride(last) == 1, name, ": expected stride 1 in the last ",
+                 "dimension, and an address and other strides that are multiples of ", num_bytes,
+                 " bytes, got strides ", list_string(tensor.strides()), " of ", element_bytes,
+                 " bytes at an address that is ", address % static_cast<std::uintptr_t>(num_bytes),
+                 " past such a multiple");
+}
+
+void check_kernel_exists(const DecodeArguments& args, const NamedSizes& sizes) {
+  PAGED_KV_CHECK(args.key_cache.dim() == 5, "key_cache: expected shape [num_blocks, num_kv_heads, ",
+                 "head_size/x, block_size, x] on CUDA, got ", shape_string(args.key_cache));
+  const auto element_bytes = static_cast<std::int64_t>(args.key_cache.element_size());
+  PAGED_KV_CHECK(is_supported_head_size(sizes["head_size"], element_bytes),
+                 "query: expected a head_size of ", list_string(kHeadSizes),
+                 " and a multiple of 16 bytes of the cache, got ", sizes["head_size"]);
+  PAGED_KV_CHECK(is_supported_block_size(args.block_size) &&
+                     args.block_size <= std::numeric_limits<std::int32_t>::max(),
+                 "block_size: expected a multiple of ", kVectorTokens, " on CUDA, got ",
+                 args.block_size);
+  check_vectors(args.key_cache, "key_cache", kChunkBytes);
+  check_vectors(args.value_cache, "value_cache",
+                std::min<std::int64_t>(kChunkBytes, kVectorTokens * element_bytes));
+}
+
+PagedAttentionParams checked_params(const DecodeArguments& args, NamedSizes& sizes) {
+  const KvCacheDtype kv_cache_dtype = parse_kv_cache_dtype(args.kv_cache_dtype);
+  const DecodeInputs inputs = check_decode(args, kv_cache_dtype, sizes);
+  check_kernel_exists(args, sizes);
+  const std::int64_t capacity = inputs.batch.block_tables.num_cols * args.block_size;
+  return {
+      .dtype = query_dtype(args.query),
+      .kv_cache_dtype = kv_cache_dtype,
+      .out = args.out.mutable_data_ptr(),
+      .out_seq_stride = args.out.stride(0),
+      .out_head_stride = args.out.stride(1),
+      .query = args.query.const_data_ptr(),
+      .query_seq_stride = args.query.stride(0),
+      .query_head_stride = args.query.stride(1),
+      .key_cache = args.key_cache.const_data_ptr(),
+      .key_block_stride = args.key_cache.stride(0),
+      .key_head_stride = args.key_cache.stride(1),
+      .key_chunk_stride = args.key_cache.stride(2),
+      .key_token_stride = args.key_cache.stride(3),
+      .value_cache = args.value_cache.const_data_ptr(),
+      .value_block_stride = args.value_cache.stride(0),
+      .value_head_stride = args.value_cache.stride(1),
+      .value_dim_stride = args.value_cache.stride(2),
+      .k_scale = inputs.k_scale,
+      .v_scale = inputs.v_scale,
+      .seq_lens = inputs.batch.seq_lens,
+      .block_tables = inputs.batch.block_tables,
+      .alibi_slopes = {inputs.slopes.data, sizes["num_heads"], inputs.slopes.stride},
+      .sparsity = args.sparsity,
+      .num_blocks = sizes["num_blocks"],
+      .block_size = static_cast<std::int32_t>(args.block_size),
+      .num_heads = narrow<std::int32_t>(sizes["num_heads"], "num_heads"),
+      .num_kv_heads = narrow<std::int32_t>(args.num_kv_heads, "num_kv_heads"),
+      .head_size = static_cast<std::int32_t>(sizes["head_size"]),
+      .max_seq_len = args.max_seq_len < 0 ? capacity : args.max_seq_len,
+      .scale = static_cast<float>(args.scale),
+  };
+}
+
+void run_v1(const DecodeArguments& args) {
+  NamedSizes sizes(kOpDevice);
+  const PagedAttentionParams params = checked_params(args, sizes);
+  const CurrentStream current(args.out);
+  paged_attention_v1(params, current.stream());
+}
+
+void run_v2(const DecodeArguments& args, const PartitionTensors& tensors) {
+  NamedSizes sizes(kOpDevice);
+  const PagedAttentionParams params = checked_params(args, sizes);
+  const auto buffers = check_partition_buffers<void>(tensors, args.query.scalar_type(), sizes);
+  const std::int64_t max_partitions = sizes["max_partitions"];
+  PAGED_KV_CHECK(args.max_seq_len <= max_partitions * kPartitionSize,
+                 "exp_sums: expected max_partitions >= ",
+                 ceil_div(args.max_seq_len, kPartitionSize), " (max_seq_len = ", args.max_seq_len,
+                 ", ", kPartitionSize, " tokens a partition), got ", max_partitions);
+  const CurrentStream current(args.out);
+  paged_attention_v2(params, buffers, max_partitions, current.stream());
+}
+
+}  // namespace
+
+PAGED_KV_CUDA_OPS(m) {
+  m.impl("paged_attention_v1", PAGED_KV_BOX(&paged_attention_v1_op<&run_v1>));
+  m.impl("paged_attention_v2", PAGED_KV_BOX(&paged_attention_v2_op<&run_v2>));
+}
+
+}  // namespace paged_kv::cuda
