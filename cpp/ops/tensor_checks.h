@@ -13,6 +13,7 @@
 // front of the message.) All checks of an op run before it writes anything.
 #pragma once
 
+#include "ops/params/float_dtype.h"
 #include "ops/params/kv_cache_dtype.h"
 #include "paged_kv/check.h"
 
@@ -199,6 +200,18 @@ inline void check_kv_cache_dtype_is_auto(std::string_view kv_cache_dtype) {
   throw std::invalid_argument(
       concat("kv_cache_dtype: expected one of: auto, fp8, fp8_e4m3, fp8_e5m2; got '",
              kv_cache_dtype, "'"));
+}
+
+// Of a tensor that was checked to be Float, Half or BFloat16.
+[[nodiscard]] inline FloatDtype float_dtype(const Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case ScalarType::Half:
+      return FloatDtype::kHalf;
+    case ScalarType::BFloat16:
+      return FloatDtype::kBFloat16;
+    default:
+      return FloatDtype::kFloat;
+  }
 }
 
 // `dtype`: of the query, or of the new keys.

@@ -15,17 +15,6 @@
 namespace paged_kv::cuda {
 namespace {
 
-QueryDtype query_dtype(const Tensor& query) {
-  switch (query.scalar_type()) {
-    case ScalarType::Half:
-      return QueryDtype::kHalf;
-    case ScalarType::BFloat16:
-      return QueryDtype::kBFloat16;
-    default:
-      return QueryDtype::kFloat;
-  }
-}
-
 // The base pointer and every stride but the last are multiples of `num_bytes`; the last is 1.
 void check_vectors(const Tensor& tensor, const char* name, std::int64_t num_bytes) {
   const auto element_bytes = static_cast<std::int64_t>(tensor.element_size());
@@ -64,7 +53,7 @@ PagedAttentionParams checked_params(const DecodeArguments& args, NamedSizes& siz
   check_kernel_exists(args, sizes);
   const std::int64_t capacity = inputs.batch.block_tables.num_cols * args.block_size;
   return {
-      .dtype = query_dtype(args.query),
+      .dtype = float_dtype(args.query),
       .kv_cache_dtype = kv_cache_dtype,
       .out = args.out.mutable_data_ptr(),
       .out_seq_stride = args.out.stride(0),

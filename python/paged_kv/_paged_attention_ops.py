@@ -43,8 +43,8 @@ def paged_attention_v1(
         query: ``[num_seqs, num_heads, head_size]``, f32/f16/bf16, last dim dense; may be a slice of
             a fused qkv tensor.
         key_cache: x-packed ``[num_blocks, num_kv_heads, head_size / x, block_size, x]``, x = 16
-            bytes of elements; the 4-D layouts of :func:`paged_kv.ops.paged_attention_varlen` work
-            too.
+            bytes of elements. On the CPU the 4-D layouts of
+            :func:`paged_kv.ops.paged_attention_varlen` work too.
         value_cache: ``[num_blocks, num_kv_heads, head_size, block_size]``; 4-D layouts likewise.
         num_kv_heads: As in the caches.
         scale: Factor of ``q.k``.
@@ -54,8 +54,10 @@ def paged_attention_v1(
         block_size: Tokens a block, as in the caches.
         max_seq_len: Upper bound of ``seq_lens``; -1: from the shapes.
         alibi_slopes: ``[num_heads]`` float32; adds ``slope * (key_pos - query_pos)``. Or None.
-        kv_cache_dtype: ``auto``: the cache has the dtype of ``query``.
-        k_scale: Not used with ``auto``; float32, one element or ``[num_kv_heads]``.
+        kv_cache_dtype: ``auto``: the caches have the dtype of ``query``. On CUDA also ``fp8`` (=
+            ``fp8_e4m3``) and ``fp8_e5m2``: uint8 or torch's float8 dtype.
+        k_scale: Not used with ``auto``; float32, one element or ``[num_kv_heads]``. A key is
+            ``element * scale``.
         v_scale: As ``k_scale``.
         tp_rank: Which shard of all heads these are, for the block-sparse pattern.
         blocksparse_local_blocks: Last blocks of the pattern that every head sees.
@@ -68,10 +70,17 @@ def paged_attention_v1(
         ``out``.
 
     Raises:
-        RuntimeError: As :func:`paged_kv.ops.paged_attention_varlen`.
+        RuntimeError: As :func:`paged_kv.ops.paged_attention_varlen`. On CUDA also: ``max_seq_len``
+            is beyond what shared memory holds (about 57,000 tokens on sm_90), a ``block_size`` that
+            is no multiple of 8, a ``head_size`` that is not one of
+            :meth:`paged_kv.attention.PagedAttention.get_supported_head_sizes`, or caches that are
+            not aligned to 16 bytes.
 
     Notes:
-        Cost and determinism: as :func:`paged_kv.ops.paged_attention_varlen`. Any length works.
+        Cost and determinism: as :func:`paged_kv.ops.paged_attention_varlen`. On the CPU any length
+        works. On CUDA values are not checked: a sequence is cut at what its row of
+        ``block_tables`` and ``max_seq_len`` hold, and blocks whose ids are out of range are not
+        visible.
 
     Source:
         vLLM 0.6 csrc/attention/paged_attention_v1.cu (arguments and meaning).
@@ -173,7 +182,8 @@ def paged_attention_v2(
         ``out``, ``exp_sums``, ``max_logits``, ``tmp_out``.
 
     Raises:
-        RuntimeError: As for v1; too few partitions.
+        RuntimeError: As for v1, but any length works; too few partitions for ``seq_lens`` (CPU) or
+            ``max_seq_len`` (CUDA).
 
     Source:
         vLLM 0.6 csrc/attention/paged_attention_v2.cu (arguments and meaning).

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from paged_kv._quantization import quantize_kv
+
 __all__ = [
     "ABSURD_BLOCK_ID",
     "TOLERANCES",
@@ -149,6 +151,8 @@ class AttentionCase:
         softcap: 0 = none.
         alibi: Whether to make slopes.
         sinks: Whether to make sinks.
+        kv_cache_dtype: ``auto`` or an fp8 format: then the caches are uint8.
+        head_scales: Whether each kv head of a quantised cache has scales of its own.
     """
 
     name: str
@@ -165,6 +169,8 @@ class AttentionCase:
     softcap: float = 0.0
     alibi: bool = False
     sinks: bool = False
+    kv_cache_dtype: str = "auto"
+    head_scales: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -172,7 +178,10 @@ class AttentionCase:
 
 @dataclass(frozen=True, slots=True)
 class AttentionInputs:
-    """The tensors of a case, named and shaped as the arguments of ``paged_attention_varlen``."""
+    """The tensors of a case, named and shaped as the arguments of ``paged_attention_varlen``.
+
+    ``k_scale`` and ``v_scale`` are ones with ``auto``, where ops do not use them.
+    """
 
     query: Tensor
     key_cache: Tensor
@@ -183,6 +192,8 @@ class AttentionInputs:
     scale: float
     alibi_slopes: Tensor | None
     sinks: Tensor | None
+    k_scale: Tensor
+    v_scale: Tensor
 
 
 def make_case(case: AttentionCase, *, seed: int = 0, placement: int = 0) -> AttentionInputs:
@@ -228,6 +239,14 @@ def make_case(case: AttentionCase, *, seed: int = 0, placement: int = 0) -> Atte
         key_cache[ids, offsets] = normal(seq_len, case.num_kv_heads, case.head_size)
         value_cache[ids, offsets] = normal(seq_len, case.num_kv_heads, case.head_size)
 
+    k_scale = v_scale = torch.ones(1)
+    if case.kv_cache_dtype != "auto":
+        num_scales = case.num_kv_heads if case.head_scales else 1
+        k_scale = 0.02 * torch.arange(1, num_scales + 1).float()
+        v_scale = 1.5 * k_scale
+        key_cache = quantize_kv(key_cache, case.kv_cache_dtype, k_scale)
+        value_cache = quantize_kv(value_cache, case.kv_cache_dtype, v_scale)
+
     starts = torch.tensor((0, *case.query_lens), dtype=torch.int32).cumsum(0, dtype=torch.int32)
     # 2^-1 .. 2^-8 as in the ALiBi paper, one slope 0 and one negative.
     slopes = 2.0 ** -torch.linspace(1, 8, case.num_heads)
@@ -243,6 +262,8 @@ def make_case(case: AttentionCase, *, seed: int = 0, placement: int = 0) -> Atte
         scale=case.head_size**-0.5,
         alibi_slopes=slopes if case.alibi else None,
         sinks=torch.randn(case.num_heads, generator=generator) if case.sinks else None,
+        k_scale=k_scale,
+        v_scale=v_scale,
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from paged_kv import ops
+from paged_kv import ops, reference
 from paged_kv.reference import PARTITION_SIZE
 
 if TYPE_CHECKING:
@@ -55,7 +55,6 @@ def varlen(case: AttentionCase, inputs: AttentionInputs, **kwargs) -> tuple[Tens
 
 def decode_arguments(case: AttentionCase, inputs: AttentionInputs) -> tuple:
     """The arguments of paged_attention_v1 that follow ``out``."""
-    one = torch.ones(1)
     return (
         inputs.query,
         inputs.key_cache,
@@ -67,15 +66,15 @@ def decode_arguments(case: AttentionCase, inputs: AttentionInputs) -> tuple:
         case.block_size,
         max(case.seq_lens, default=0),
         inputs.alibi_slopes,
-        "auto",
-        one,
-        one,
+        case.kv_cache_dtype,
+        inputs.k_scale,
+        inputs.v_scale,
     )
 
 
-def v1(case: AttentionCase, inputs: AttentionInputs, *blocksparse: int) -> Tensor:
+def v1(case: AttentionCase, inputs: AttentionInputs, *blocksparse: int, backend=ops) -> Tensor:
     out = poisoned(*inputs.query.shape, dtype=inputs.query.dtype)
-    ops.paged_attention_v1(out, *decode_arguments(case, inputs), *blocksparse)
+    backend.paged_attention_v1(out, *decode_arguments(case, inputs), *blocksparse)
     return out
 
 
@@ -90,9 +89,31 @@ def partition_buffers(case: AttentionCase, num_partitions: int | None = None) ->
     )
 
 
-def v2(case: AttentionCase, inputs: AttentionInputs, *blocksparse: int) -> tuple[Tensor, tuple]:
+def v2(
+    case: AttentionCase, inputs: AttentionInputs, *blocksparse: int, backend=ops
+) -> tuple[Tensor, tuple]:
     """``paged_attention_v2``: out and its buffers."""
     out = poisoned(*inputs.query.shape, dtype=inputs.query.dtype)
     buffers = partition_buffers(case)
-    ops.paged_attention_v2(out, *buffers, *decode_arguments(case, inputs), *blocksparse)
+    backend.paged_attention_v2(out, *buffers, *decode_arguments(case, inputs), *blocksparse)
     return out, buffers
+
+
+def decode(version: str, case: AttentionCase, inputs: AttentionInputs, *args, backend) -> Tensor:
+    """The output of ``paged_attention_v1`` or ``_v2``, as ``version`` says."""
+    if version == "v1":
+        return v1(case, inputs, *args, backend=backend)
+    return v2(case, inputs, *args, backend=backend)[0]
+
+
+def reference_arguments(case: AttentionCase, inputs: AttentionInputs) -> tuple:
+    """The positional arguments of the references of v1 and v2: caches as the kernel sees them."""
+    caches = (inputs.key_cache, inputs.value_cache)
+    if case.kv_cache_dtype != "auto":
+        scales = (inputs.k_scale, inputs.v_scale)
+        head_dim = 1 if case.layout == "vllm" else -2
+        caches = tuple(
+            reference.dequantize_kv(cache, case.kv_cache_dtype, scale, head_dim=head_dim)
+            for cache, scale in zip(caches, scales, strict=True)
+        )
+    return (inputs.query, *caches, inputs.scale, inputs.block_tables, inputs.seq_lens)

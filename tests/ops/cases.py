@@ -7,8 +7,12 @@ Each axis is swept on its own with the others mixed; the product of all would be
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
+import pytest
+import torch
 from cache_cases import BLOCK_SIZES, DTYPES, HEAD_SIZES
+from ops.backends import BACKENDS
 
 from paged_kv.testing import AttentionCase
 
@@ -79,8 +83,60 @@ def decode_cases() -> list[AttentionCase]:
         )
         for dtype in DTYPES
     ]
+    cases += _quantised_cases()
+    cases.append(
+        AttentionCase(
+            "long",
+            query_lens=(1,) * 8,
+            seq_lens=(4097, 31, 32, 33, 127, 128, 129, 2048),
+            num_heads=1,
+            num_kv_heads=1,
+            head_size=32,
+            layout="vllm",
+            dtype=torch.bfloat16,
+        )
+    )
     cases.append(AttentionCase("empty", query_lens=(), seq_lens=()))
     return cases
+
+
+def _quantised_cases() -> list[AttentionCase]:
+    formats, block_sizes = itertools.cycle(("fp8", "fp8_e5m2")), itertools.cycle(BLOCK_SIZES)
+    cases = [
+        AttentionCase(
+            f"{kv_cache_dtype}-{_name(dtype)}-head{head_size}",
+            query_lens=(1, 1, 1),
+            seq_lens=(0, 45, 530),
+            head_size=head_size,
+            block_size=next(block_sizes),
+            layout="vllm",
+            dtype=dtype,
+            kv_cache_dtype=kv_cache_dtype,
+            head_scales=head_size % 64 == 0,
+        )
+        for dtype, head_size in itertools.product(DTYPES, HEAD_SIZES)
+        if head_size % 16 == 0  # whole chunks of the x-packed layout
+        for kv_cache_dtype in [next(formats)]
+    ]
+    return [
+        *cases,
+        replace(cases[0], name="fp8-alibi", alibi=True, num_heads=6, seq_lens=(7, 8, 9)),
+        replace(cases[1], name="fp8_e5m2-edges", seq_lens=(15, 16, 17)),
+    ]
+
+
+def decode_cases_by_backend() -> list:
+    """Arguments (backend, case). CUDA kernels take the x-packed layout, and fp8 caches."""
+    return [
+        pytest.param(
+            backend,
+            case if backend == "cpu" else replace(case, layout="vllm"),
+            id=f"{backend}-{case}",
+        )
+        for backend in BACKENDS
+        for case in decode_cases()
+        if backend != "cpu" or case.kv_cache_dtype == "auto"
+    ]
 
 
 def varlen_cases() -> list[AttentionCase]:

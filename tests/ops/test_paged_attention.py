@@ -9,8 +9,19 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ops.attention_calls import options_of, positional, v1, v2, varlen
-from ops.cases import decode_cases, varlen_cases
+from ops.attention_calls import (
+    decode,
+    decode_arguments,
+    options_of,
+    partition_buffers,
+    poisoned,
+    positional,
+    reference_arguments,
+    v1,
+    v2,
+    varlen,
+)
+from ops.cases import decode_cases_by_backend, varlen_cases
 
 from paged_kv import reference
 from paged_kv.testing import AttentionCase, assert_close_report, make_case
@@ -26,16 +37,15 @@ SPARSITIES = [
 ]
 
 
-def expected_v1(inputs, sparsity=None):
+on_each_backend = pytest.mark.parametrize(
+    ("backend", "case"), decode_cases_by_backend(), indirect=["backend"]
+)
+each_version = pytest.mark.parametrize("version", ["v1", "v2"])
+
+
+def expected_v1(case, inputs, sparsity=None):
     return reference.paged_attention_v1(
-        inputs.query,
-        inputs.key_cache,
-        inputs.value_cache,
-        inputs.scale,
-        inputs.block_tables,
-        inputs.seq_lens,
-        alibi_slopes=inputs.alibi_slopes,
-        sparsity=sparsity,
+        *reference_arguments(case, inputs), alibi_slopes=inputs.alibi_slopes, sparsity=sparsity
     )
 
 
@@ -50,28 +60,22 @@ def test_varlen_matches_the_reference(case):
     assert_close_report(lse, expected_lse, name="lse", l2_error=1e-5)
 
 
-@pytest.mark.parametrize("case", decode_cases(), ids=str)
-def test_v1_matches_the_reference(case):
+@on_each_backend
+def test_v1_matches_the_reference(backend, case):
     inputs = make_case(case)
-    assert_close_report(v1(case, inputs), expected_v1(inputs))
+    assert_close_report(v1(case, inputs, backend=backend), expected_v1(case, inputs))
 
 
-@pytest.mark.parametrize("case", decode_cases(), ids=str)
-def test_v2_matches_the_reference_and_fills_its_partitions(case):
+@on_each_backend
+def test_v2_matches_the_reference_and_fills_its_partitions(backend, case):
     inputs = make_case(case)
-    out, (exp_sums, max_logits, tmp_out) = v2(case, inputs)
+    out, (exp_sums, max_logits, tmp_out) = v2(case, inputs, backend=backend)
     # bf16 is rounded twice: in tmp_out and in out.
     bound = 1.2e-2 if case.dtype == torch.bfloat16 else None
-    assert_close_report(out, expected_v1(inputs), max_error=bound)
+    assert_close_report(out, expected_v1(case, inputs), max_error=bound)
 
     expected = reference.paged_attention_v2(
-        inputs.query,
-        inputs.key_cache,
-        inputs.value_cache,
-        inputs.scale,
-        inputs.block_tables,
-        inputs.seq_lens,
-        alibi_slopes=inputs.alibi_slopes,
+        *reference_arguments(case, inputs), alibi_slopes=inputs.alibi_slopes
     )
     # NaN on both sides: partitions past the end are left alone.
     assert_close_report(exp_sums, expected[0], name="exp_sums", l2_error=1e-5)
@@ -80,8 +84,8 @@ def test_v2_matches_the_reference_and_fills_its_partitions(case):
 
 
 @pytest.mark.parametrize("sparsity", SPARSITIES, ids=str)
-@pytest.mark.parametrize("version", ["v1", "v2"])
-def test_block_sparse_patterns(sparsity, version):
+@each_version
+def test_block_sparse_patterns(backend, sparsity, version):
     local_blocks, vert_stride, block_size, step, tp_rank = sparsity
     case = AttentionCase(
         "sparse", (1,) * 5, (0, 1, 100, 515, 1100), num_heads=6, layout="vllm", head_size=32
@@ -89,15 +93,15 @@ def test_block_sparse_patterns(sparsity, version):
     inputs = make_case(case)
     pattern = reference.BlockSparsity(local_blocks, vert_stride, block_size, step, tp_rank)
     arguments = (tp_rank, local_blocks, vert_stride, block_size, step)
-    actual = v1(case, inputs, *arguments) if version == "v1" else v2(case, inputs, *arguments)[0]
-    assert_close_report(actual, expected_v1(inputs, pattern))
+    actual = decode(version, case, inputs, *arguments, backend=backend)
+    assert_close_report(actual, expected_v1(case, inputs, pattern))
     # The pattern does hide something; otherwise this test would show nothing.
     assert not torch.allclose(actual, v1(case, inputs))
 
 
-def test_a_hidden_block_is_not_read():
-    """NaN values in blocks that the pattern hides from all heads do not reach the output."""
-    case = AttentionCase("sparse", (1,), (256,), num_heads=2, num_kv_heads=1, block_size=16)
+def test_a_hidden_block_is_not_read(backend):
+    """NaN in blocks that the pattern hides from all heads does not reach the output."""
+    case = AttentionCase("sparse", (1,), (256,), 2, 1, block_size=16, layout="vllm")
     inputs = make_case(case)
     pattern = reference.BlockSparsity(local_blocks=1, vert_stride=4, block_size=64)
     visible = pattern.visible(256, 2, 1).any(0)
@@ -105,36 +109,36 @@ def test_a_hidden_block_is_not_read():
     for block in range(16):
         if not visible[block * 16]:
             inputs.value_cache[inputs.block_tables[0, block]] = torch.nan
-    assert v1(case, inputs, 0, 1, 4, 64, 0).isfinite().all()
+            inputs.key_cache[inputs.block_tables[0, block]] = torch.nan
+    assert v1(case, inputs, 0, 1, 4, 64, 0, backend=backend).isfinite().all()
 
 
-def test_v2_accepts_more_partitions_than_needed():
-    from ops.attention_calls import decode_arguments, partition_buffers, poisoned
-
-    from paged_kv import ops
-
-    case = AttentionCase("decode", (1, 1), (600, 30))
+def test_v2_accepts_more_partitions_than_needed(backend):
+    case = AttentionCase("decode", (1, 1), (600, 30), layout="vllm")
     inputs = make_case(case)
     buffers = partition_buffers(case, num_partitions=5)
     out = poisoned(*inputs.query.shape, dtype=case.dtype)
-    ops.paged_attention_v2(out, *buffers, *decode_arguments(case, inputs))
-    assert torch.equal(out, v2(case, inputs)[0])
+    backend.paged_attention_v2(out, *buffers, *decode_arguments(case, inputs))
+    assert torch.equal(out, v2(case, inputs, backend=backend)[0])
     assert buffers[0][:, :, 2:].isnan().all()
 
 
 @pytest.mark.parametrize("seq_len", [3, 700])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_query_of_nan_gives_nan(dtype, seq_len):
+def test_a_query_of_nan_gives_nan(backend, dtype, seq_len):
     """All its logits are NaN: it must not pass for a query without keys, which gives zeros."""
     case = AttentionCase("nan", (1, 1), (seq_len, seq_len), layout="vllm", dtype=dtype)
     inputs = make_case(case)
     inputs.query[0] = torch.nan
-    out, lse = varlen(case, inputs)
-    for result in (out, v1(case, inputs), v2(case, inputs)[0]):
+    results = [decode(version, case, inputs, backend=backend) for version in ("v1", "v2")]
+    if backend.name == "cpu":
+        out, lse = varlen(case, inputs)
+        assert lse[:, 0].isnan().all()
+        assert lse[:, 1].isfinite().all()
+        results.append(out)
+    for result in results:
         assert result[0].isnan().all()
         assert result[1].isfinite().all()
-    assert lse[:, 0].isnan().all()
-    assert lse[:, 1].isfinite().all()
 
 
 def test_the_largest_window_is_no_window():

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "paged_attention_launch.cuh"
+#include "cuda/src/attention/paged_attention_launch.cuh"
 #include "paged_kv/check.h"
 #include "paged_kv/cuda/launch.h"
 #include "paged_kv/cuda/paged_attention.h"
@@ -51,11 +51,11 @@ void launch_partitions(const PagedAttentionParams& params, const Partitions& par
                  kMaxGridSize, " partitions of ", kPartitionSize, " tokens, got ",
                  partitions.num_partitions);
   switch (params.dtype) {
-    case QueryDtype::kFloat:
+    case FloatDtype::kFloat:
       return launch_for_cache<float>(params, partitions, stream);
-    case QueryDtype::kHalf:
+    case FloatDtype::kHalf:
       return launch_for_cache<Half>(params, partitions, stream);
-    case QueryDtype::kBFloat16:
+    case FloatDtype::kBFloat16:
       return launch_for_cache<BFloat16>(params, partitions, stream);
   }
 }

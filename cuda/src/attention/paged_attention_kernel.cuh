@@ -12,7 +12,7 @@
 //           then of warps are added at the end.
 #pragma once
 
-#include "paged_attention_launch.cuh"
+#include "cuda/src/attention/paged_attention_launch.cuh"
 #include "paged_kv/cuda/launch.h"
 #include "paged_kv/cuda/paged_attention_config.h"
 #include "paged_kv/cuda/reduce.cuh"

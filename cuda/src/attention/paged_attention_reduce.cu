@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "paged_attention_launch.cuh"
+#include "cuda/src/attention/paged_attention_launch.cuh"
 #include "paged_kv/cuda/launch.h"
 #include "paged_kv/cuda/reduce.cuh"
 #include "paged_kv/math.h"
@@ -100,11 +100,11 @@ void launch_reduce(const PagedAttentionParams& params, const Partitions& partiti
 void launch_paged_attention_reduce(const PagedAttentionParams& params, const Partitions& partitions,
                                    cudaStream_t stream) {
   switch (params.dtype) {
-    case QueryDtype::kFloat:
+    case FloatDtype::kFloat:
       return launch_reduce<float>(params, partitions, stream);
-    case QueryDtype::kHalf:
+    case FloatDtype::kHalf:
       return launch_reduce<Half>(params, partitions, stream);
-    case QueryDtype::kBFloat16:
+    case FloatDtype::kBFloat16:
       return launch_reduce<BFloat16>(params, partitions, stream);
   }
 }

@@ -18,6 +18,7 @@
 #pragma once
 
 #include "ops/params/block_sparsity.h"
+#include "ops/params/float_dtype.h"
 #include "ops/params/kv_cache_dtype.h"
 #include "ops/params/partitions.h"
 #include "paged_kv/strided_view.h"
@@ -28,13 +29,10 @@
 
 namespace paged_kv::cuda {
 
-// Of queries and outputs.
-enum class QueryDtype { kFloat, kHalf, kBFloat16 };
-
 // Strides in elements. head_size: one of kHeadSizes. Caches: base pointers, and strides but the
 // last, are multiples of 16 bytes; those of values of kVectorTokens elements, if that is less.
 struct PagedAttentionParams {
-  QueryDtype dtype;
+  FloatDtype dtype;  // of queries and outputs
   KvCacheDtype kv_cache_dtype;
   void* out;  // [num_seqs, num_heads, head_size], last dimension dense
   std::int64_t out_seq_stride, out_head_stride;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "../paged_attention_kernel.cuh"
+#include "cuda/src/attention/paged_attention_kernel.cuh"
 
 namespace paged_kv::cuda {
 
