@@ -17,7 +17,7 @@ from cuda_build import NVCC, REPO_ROOT, cuda_library, needs_nvcc
 pytestmark = needs_nvcc
 
 # Kernels (expressions for their names) that move 16 bytes with one instruction.
-LOADS_128_BITS: tuple[str, ...] = ()
+LOADS_128_BITS: tuple[str, ...] = (r"paged_attention_kernel<.*>",)
 STORES_128_BITS: tuple[str, ...] = ()
 
 
