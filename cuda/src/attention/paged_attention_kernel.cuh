@@ -13,6 +13,7 @@
 #pragma once
 
 #include "cuda/src/attention/paged_attention_launch.cuh"
+#include "paged_kv/cuda/division.cuh"
 #include "paged_kv/cuda/launch.h"
 #include "paged_kv/cuda/paged_attention_config.h"
 #include "paged_kv/cuda/reduce.cuh"
@@ -38,20 +39,29 @@ struct AttentionRow {
   std::int64_t seq;
   std::int64_t head;
   std::int64_t kv_head;
-  std::int64_t sparse_offset;
   std::int32_t seq_len;
   std::int32_t begin;
   std::int32_t end;
+  // Of the block-sparse pattern, if there is one.
+  std::int32_t sparse_block_size;
+  std::int64_t sparse_offset;
+  std::int64_t last_non_local_block;
 };
 
 inline constexpr std::int32_t kHiddenBlock = -1;
 
+// What BlockSparsity::visible() says, with one 64-bit division, and that without a call.
+__device__ __forceinline__ bool is_visible(const BlockSparsity& sparsity, const AttentionRow& row,
+                                           std::int32_t token) {
+  const std::int32_t key_block = token / row.sparse_block_size;
+  return key_block > row.last_non_local_block ||
+         divide(key_block + row.sparse_offset, sparsity.vert_stride).remainder == 0;
+}
+
 // The block of the cache that has `token`; kHiddenBlock if the row may not see it.
 __device__ __forceinline__ std::int32_t visible_block(const PagedAttentionParams& p,
                                                       const AttentionRow& row, std::int32_t token) {
-  if (p.sparsity.enabled() && !p.sparsity.visible(token, row.seq_len - 1, row.sparse_offset)) {
-    return kHiddenBlock;
-  }
+  if (p.sparsity.enabled() && !is_visible(p.sparsity, row, token)) return kHiddenBlock;
   const std::int32_t block = p.block_tables(row.seq, token / p.block_size);
   return block >= 0 && block < p.num_blocks ? block : kHiddenBlock;
 }
@@ -177,6 +187,10 @@ __global__ void __launch_bounds__(kNumAttentionWarps * 32)
   row.kv_head = static_cast<std::int32_t>(row.head) / (p.num_heads / p.num_kv_heads);
   if (p.sparsity.enabled()) {
     row.sparse_offset = p.sparsity.offset(row.head, p.num_heads, row.kv_head, p.num_kv_heads);
+    // No token is further than that, so its pattern block is 0 either way.
+    constexpr std::int64_t kMaxTokens = 0x7fffffff;
+    row.sparse_block_size = static_cast<std::int32_t>(min(p.sparsity.block_size, kMaxTokens));
+    row.last_non_local_block = (row.seq_len - 1) / row.sparse_block_size - p.sparsity.local_blocks;
   }
 
   Shared& shared = static_shared<Shared>();
