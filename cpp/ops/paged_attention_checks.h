@@ -108,7 +108,11 @@ inline void check_sparsity(const BlockSparsity& sparsity, std::int64_t block_siz
                  ", got ", sparsity.block_size);
   PAGED_KV_CHECK(sparsity.local_blocks >= 0, "blocksparse_local_blocks: expected >= 0, got ",
                  sparsity.local_blocks);
-  // The bounds keep the pattern's offsets within 64 bits.
+  // The bounds keep the pattern's offsets within 64 bits, and kernels' divisors within 32.
+  constexpr std::int64_t kMaxVertStride = 0x7fffffff;
+  PAGED_KV_CHECK(sparsity.vert_stride <= kMaxVertStride,
+                 "blocksparse_vert_stride: expected <= ", kMaxVertStride, ", got ",
+                 sparsity.vert_stride);
   PAGED_KV_CHECK(sparsity.tp_rank >= 0 && sparsity.tp_rank <= kMaxRank, "tp_rank: expected in [0, ",
                  kMaxRank, "], got ", sparsity.tp_rank);
   PAGED_KV_CHECK(sparsity.head_sliding_step >= -kMaxSlidingStep &&

@@ -44,18 +44,20 @@ struct AttentionRow {
   std::int32_t end;
   // Of the block-sparse pattern, if there is one.
   std::int32_t sparse_block_size;
-  std::int64_t sparse_offset;
+  std::uint32_t sparse_start;  // offset() modulo vert_stride
   std::int64_t last_non_local_block;
 };
 
 inline constexpr std::int32_t kHiddenBlock = -1;
 
-// What BlockSparsity::visible() says, with one 64-bit division, and that without a call.
+// What BlockSparsity::visible() says, without a 64-bit division. vert_stride is below 2^31.
 __device__ __forceinline__ bool is_visible(const BlockSparsity& sparsity, const AttentionRow& row,
                                            std::int32_t token) {
   const std::int32_t key_block = token / row.sparse_block_size;
   return key_block > row.last_non_local_block ||
-         divide(key_block + row.sparse_offset, sparsity.vert_stride).remainder == 0;
+         (static_cast<std::uint32_t>(key_block) + row.sparse_start) %
+                 static_cast<std::uint32_t>(sparsity.vert_stride) ==
+             0;
 }
 
 // The block of the cache that has `token`; kHiddenBlock if the row may not see it.
@@ -71,7 +73,7 @@ __device__ __forceinline__ float dot(const float* query, const CacheT* key,
                                      std::int64_t chunk_stride) {
   constexpr int kChunk = kChunkBytes / static_cast<int>(sizeof(CacheT));
   float sum = 0.0f;
-#pragma unroll 8
+#pragma unroll 4
   for (int d = 0; d < kHeadSize; d += kChunk) {
     float elements[kChunk];
     Vector<CacheT, kChunk>::load(key).to_floats(elements);
@@ -186,7 +188,9 @@ __global__ void __launch_bounds__(kNumAttentionWarps * 32)
   row.end = min(row.begin + partitions.num_tokens, row.seq_len);
   row.kv_head = static_cast<std::int32_t>(row.head) / (p.num_heads / p.num_kv_heads);
   if (p.sparsity.enabled()) {
-    row.sparse_offset = p.sparsity.offset(row.head, p.num_heads, row.kv_head, p.num_kv_heads);
+    const std::int64_t offset =
+        p.sparsity.offset(row.head, p.num_heads, row.kv_head, p.num_kv_heads);
+    row.sparse_start = static_cast<std::uint32_t>(divide(offset, p.sparsity.vert_stride).remainder);
     // No token is further than that, so its pattern block is 0 either way.
     constexpr std::int64_t kMaxTokens = 0x7fffffff;
     row.sparse_block_size = static_cast<std::int32_t>(min(p.sparsity.block_size, kMaxTokens));
