@@ -18,6 +18,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import paged_kv
+from paged_kv._core import sha256_backends
 from paged_kv.cli import main
 
 VOCAB_SIZE = 260
@@ -304,6 +305,7 @@ def test_info_names_versions_features_and_backends(capsys):
     assert "CPU" in rows["reshape_and_cache_flash"]
     assert "CPU" in rows["paged_attention_varlen"]
     assert rows["CUDA kernels"].startswith(("yes", "no"))
+    assert rows["SHA-256"] == sha256_backends()[0]
 
 
 def test_an_error_of_the_real_command(model):

@@ -64,8 +64,8 @@ struct BlockSpaceManagerOptions {
 //       block;
 //   S3  who share a block have it at the same place and filled to the same token.
 //
-// Cost: O(blocks of the sequences named), append_slots() and the queries O(sequences named +
-// blocks added), whatever the size of the pools.
+// Cost, whatever the size of the pools: O(blocks of the sequences named); of append_slots() and
+// can_append_slots() O(n log n + blocks added) for n sequences.
 // Thread rule: one owner thread.
 // Source: vLLM 0.5 core/block_manager_v1.py::BlockSpaceManagerV1.
 class BlockSpaceManager {
