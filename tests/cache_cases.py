@@ -14,7 +14,15 @@ HEAD_SIZES = [32, 64, 80, 96, 112, 120, 128, 192, 256]
 ONE = torch.ones(1)
 NUM_BLOCKS = 5
 
+FLOAT8_FORMATS = {
+    "fp8": torch.float8_e4m3fn,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+}
 _BITS = {
+    torch.uint8: torch.uint8,
+    torch.float8_e4m3fn: torch.uint8,
+    torch.float8_e5m2: torch.uint8,
     torch.float64: torch.int64,
     torch.float32: torch.int32,
     torch.float16: torch.int16,

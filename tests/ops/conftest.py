@@ -21,3 +21,9 @@ def backend(request):
 def device_backend(request):
     """Each place that the CUDA kernels run in."""
     return Backend(request.param)
+
+
+@pytest.fixture(params=[name for name in BACKENDS if name != "cuda"])
+def host_backend(request):
+    """Each place whose memory is the CPU's: for tensors that are huge and hardly touched."""
+    return Backend(request.param)

@@ -40,7 +40,7 @@ def make_batch(seq_lens, seq_starts, block_size):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)
 @pytest.mark.parametrize("layout", ["nhd", "hnd", "slices"])
-def test_equals_reference(layout, block_size, dtype):
+def test_equals_reference(backend, layout, block_size, dtype):
     seq_lens = [5, 0, block_size, block_size + 1, 3 * block_size - 1, 1]
     for seq_starts in ([0] * 6, [3, 7, block_size - 1, block_size, 5, 2 * block_size - 1]):
         tables, cu_seq_lens, num_blocks = make_batch(seq_lens, seq_starts, block_size)
@@ -56,35 +56,35 @@ def test_equals_reference(layout, block_size, dtype):
         expected = out.clone()
         starts = int32(*seq_starts) if any(seq_starts) else None
         reference.gather_cache(cache, expected, tables, cu_seq_lens, starts)
-        ops.gather_cache(cache, out, tables, cu_seq_lens, starts)
+        backend.gather_cache(cache, out, tables, cu_seq_lens, starts)
         assert same_bits(out, expected)
 
 
-def test_reads_back_what_the_writer_wrote():
+def test_reads_back_what_the_writer_wrote(backend):
     key, value = make_tokens(40, 2, 64, torch.bfloat16)
     caches = make_caches("hnd", block_size=16, num_kv_heads=2, head_size=64, dtype=torch.bfloat16)
     tables = int32(4, 1, 2).view(1, 3)
     slots = torch.tensor([(4, 1, 2)[i // 16] * 16 + i % 16 for i in range(40)])
-    ops.reshape_and_cache_flash(key, value, *caches, slots, "auto", ONE, ONE)
+    backend.reshape_and_cache_flash(key, value, *caches, slots, "auto", ONE, ONE)
     for cache, tokens in zip(caches, (key, value), strict=True):
         poison_cache(cache, slots)
         out = torch.empty(40, 2, 64, dtype=torch.bfloat16)
-        ops.gather_cache(cache, out, tables, int32(0, 40), None, "auto", ONE)
+        backend.gather_cache(cache, out, tables, int32(0, 40), None, "auto", ONE)
         assert same_bits(out, tokens)
 
 
-def test_placement_does_not_matter():
+def test_placement_does_not_matter(backend):
     tokens = random_bits(64, 1, 32, dtype=torch.float32)
     for _ in range(5):
         ids = torch.randperm(6)[:4]
         cache = random_bits(6, 16, 1, 32, dtype=torch.float32)
         cache[ids] = tokens.view(4, 16, 1, 32)
         out = torch.empty_like(tokens)
-        ops.gather_cache(cache, out, ids.int().view(1, 4), int32(0, 64))
+        backend.gather_cache(cache, out, ids.int().view(1, 4), int32(0, 64))
         assert same_bits(out, tokens)
 
 
-def test_strided_output_and_indices():
+def test_strided_output_and_indices(backend):
     cache = random_bits(4, 8, 2, 32, dtype=torch.float32)
     tables = torch.full((2, 6), ABSURD_BLOCK_ID, dtype=torch.int32)
     tables[:, ::2] = int32(3, 0, 1, 2, 1, 0).view(2, 3)
@@ -93,25 +93,25 @@ def test_strided_output_and_indices():
     beside = wide[..., 1::2].clone()
     expected = torch.empty(40, 2, 32)
     reference.gather_cache(cache, expected, tables[:, ::2], cu_seq_lens)
-    ops.gather_cache(cache, wide[..., ::2], tables[:, ::2], cu_seq_lens)
+    backend.gather_cache(cache, wide[..., ::2], tables[:, ::2], cu_seq_lens)
     assert same_bits(wide[..., ::2], expected)
     assert same_bits(wide[..., 1::2], beside)
 
 
-def test_offsets_are_64_bit():
+def test_offsets_are_64_bit(host_backend):
     num_blocks = 2**31 // (16 * 2 * 64) + 3
     cache = huge_tensor(num_blocks, 16, 2, 64, dtype=torch.bfloat16)
     cache[num_blocks - 1, 3] = 1.5
     out = torch.zeros(1, 2, 64, dtype=torch.bfloat16)
-    ops.gather_cache(cache, out, int32(num_blocks - 1).view(1, 1), int32(0, 1), int32(3))
+    host_backend.gather_cache(cache, out, int32(num_blocks - 1).view(1, 1), int32(0, 1), int32(3))
     assert (out == 1.5).all()
 
 
-def test_no_sequences_and_no_tokens():
+def test_no_sequences_and_no_tokens(backend):
     cache = random_bits(4, 8, 2, 32, dtype=torch.float32)
     out = torch.full((3, 2, 32), 7.0)
-    ops.gather_cache(cache, out, torch.empty(0, 3, dtype=torch.int32), int32(0))
-    ops.gather_cache(cache, out, int32(-1, 99).view(1, 2), int32(0, 0))
+    backend.gather_cache(cache, out, torch.empty(0, 3, dtype=torch.int32), int32(0))
+    backend.gather_cache(cache, out, int32(-1, 99).view(1, 2), int32(0, 0))
     assert (out == 7.0).all()
 
 
@@ -151,3 +151,81 @@ def test_bad_arguments_write_nothing(changes, message):
     with pytest.raises(RuntimeError, match=message):
         ops.gather_cache(**arguments)
     assert same_bits(arguments["out"], before)
+
+
+BAD_SHAPES = [
+    ({"seq_starts": int32(0, 0)}, "seq_starts: expected num_seqs"),
+    ({"cu_seq_lens": int32(0, 1, 2)}, "cu_seq_lens: expected 2 entries"),
+    ({"cu_seq_lens": torch.tensor([0, 12])}, "cu_seq_lens: expected dtype"),
+    ({"block_tables": torch.zeros(1, 2)}, "block_tables: expected dtype"),
+    ({"out": torch.zeros(12, 2, 16)}, "out: expected head_size"),
+    ({"out": torch.zeros(1, 2, 32).expand(12, 2, 32)}, "out: is written"),
+    ({"cache": torch.zeros(4, 0, 2, 32)}, "expected block_size of at least 1"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), BAD_SHAPES)
+def test_bad_shapes_are_refused_on_the_device(device_backend, changes, message):
+    arguments = {
+        "cache": random_bits(4, 8, 2, 32, dtype=torch.float32),
+        "out": torch.full((12, 2, 32), 7.0),
+        "block_tables": int32(0, 3).view(1, 2),
+        "cu_seq_lens": int32(0, 12),
+    } | changes
+    with pytest.raises(RuntimeError, match=message):
+        device_backend.gather_cache(**arguments)
+    assert (arguments["out"] == 7.0).all() or "out" in changes
+
+
+BAD_VALUES = {
+    "block past the end": ({"block_tables": int32(0, 4).view(1, 2)}, range(8)),
+    "negative block": ({"block_tables": int32(-1, 3).view(1, 2)}, range(8, 12)),
+    "table too short": ({"block_tables": int32(0).view(1, 1)}, range(8)),
+    "negative start": ({"seq_starts": int32(-1)}, range(0)),
+    "start past the table": ({"seq_starts": int32(2**31 - 1)}, range(0)),
+    "first row past 0": ({"cu_seq_lens": int32(3, 12)}, range(3, 12)),
+    "lengths that fall": ({"cu_seq_lens": int32(0, -1)}, range(0)),
+    "more rows than out has": ({"cu_seq_lens": int32(0, 2**31 - 1)}, range(12)),
+}
+
+
+@pytest.mark.parametrize("case", BAD_VALUES)
+def test_rows_without_a_token_are_left_alone_on_the_device(device_backend, case):
+    """The host cannot see bad values there. What is written comes from the right place."""
+    changes, written = BAD_VALUES[case]
+    cache = random_bits(4, 8, 2, 32, dtype=torch.float32)
+    out = torch.full((12, 2, 32), 7.0)
+    arguments = {"block_tables": int32(0, 3).view(1, 2), "cu_seq_lens": int32(0, 12)} | changes
+    device_backend.gather_cache(cache, out, **arguments)
+    first = int(arguments["cu_seq_lens"][0])
+    for row in range(12):
+        if row in written:
+            block_idx, offset = divmod(row - first, 8)
+            assert same_bits(out[row], cache[arguments["block_tables"][0, block_idx], offset])
+        else:
+            assert (out[row] == 7.0).all()
+
+
+@pytest.mark.parametrize("num_seqs", [1, 31, 32, 33, 1024, 1025])
+def test_any_number_of_sequences(backend, num_seqs):
+    """Every third is empty; around the powers of a search that goes 32 ways."""
+    lens = [0 if seq % 3 == 1 else 1 + seq % 2 for seq in range(num_seqs)]
+    cache = random_bits(9, 2, 1, 8, dtype=torch.float16)
+    tables = torch.randint(0, 9, (num_seqs, 1)).int()
+    cu_seq_lens = torch.tensor([0, *lens]).cumsum(0).int()
+    out = random_bits(sum(lens) + 3, 1, 8, dtype=torch.float16)
+    expected = out.clone()
+    reference.gather_cache(cache, expected, tables, cu_seq_lens)
+    backend.gather_cache(cache, out, tables, cu_seq_lens)
+    assert same_bits(out, expected)
+
+
+@pytest.mark.parametrize("head_size", [3, 8, 120, 256])
+def test_head_sizes_and_addresses_that_allow_no_vectors(backend, head_size):
+    cache = random_bits(4, 8, 3, head_size + 1, dtype=torch.bfloat16)[..., 1:]
+    out = random_bits(30, 3, head_size, dtype=torch.bfloat16)
+    expected = out.clone()
+    arguments = (int32(2, 0, 3, 1).view(1, 4), int32(0, 29), int32(2))
+    reference.gather_cache(cache, expected, *arguments)
+    backend.gather_cache(cache, out, *arguments)
+    assert same_bits(out, expected)

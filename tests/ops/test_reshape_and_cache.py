@@ -23,15 +23,15 @@ from paged_kv import ops, reference
 LAYOUTS = ["vllm", "nhd", "hnd", "slices"]
 
 
-def writers(layout):
+def writers(backend, layout):
     """The op for a layout and its reference."""
     if layout == "vllm":
-        return ops.reshape_and_cache, reference.reshape_and_cache
-    return ops.reshape_and_cache_flash, reference.reshape_and_cache_flash
+        return backend.reshape_and_cache, reference.reshape_and_cache
+    return backend.reshape_and_cache_flash, reference.reshape_and_cache_flash
 
 
-def check_writer(layout, key, value, caches, slots):
-    op, expect = writers(layout)
+def check_writer(backend, layout, key, value, caches, slots):
+    op, expect = writers(backend, layout)
     expected = [cache.clone() for cache in caches]
     expect(key, value, *expected, slots)
     op(key, value, *caches, slots, "auto", ONE, ONE)
@@ -42,21 +42,21 @@ def check_writer(layout, key, value, caches, slots):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_equals_reference(layout, block_size, dtype):
+def test_equals_reference(backend, layout, block_size, dtype):
     """Random slots, a run of them in order over block borders, padding in between."""
     key, value = make_tokens(40, 2, 64, dtype)
     caches = make_caches(layout, block_size=block_size, num_kv_heads=2, head_size=64, dtype=dtype)
     num_slots = NUM_BLOCKS * block_size
-    check_writer(layout, key, value, caches, permuted_slots(40, num_slots, padding=5))
-    check_writer(layout, key, value, caches, torch.arange(40) % (num_slots - 1))
+    check_writer(backend, layout, key, value, caches, permuted_slots(40, num_slots, padding=5))
+    check_writer(backend, layout, key, value, caches, torch.arange(40) % (num_slots - 1))
     key, value = make_tokens(num_slots, 2, 64, dtype)
-    check_writer(layout, key, value, caches, torch.arange(num_slots - 1, -1, -1))
+    check_writer(backend, layout, key, value, caches, torch.arange(num_slots - 1, -1, -1))
 
 
 @pytest.mark.parametrize("num_kv_heads", [1, 3])
 @pytest.mark.parametrize("head_size", HEAD_SIZES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_head_size(layout, head_size, num_kv_heads):
+def test_every_head_size(backend, layout, head_size, num_kv_heads):
     key, value = make_tokens(20, num_kv_heads, head_size, torch.bfloat16)
     caches = make_caches(
         layout,
@@ -65,35 +65,37 @@ def test_every_head_size(layout, head_size, num_kv_heads):
         head_size=head_size,
         dtype=torch.bfloat16,
     )
-    check_writer(layout, key, value, caches, permuted_slots(20, NUM_BLOCKS * 16, padding=2))
+    check_writer(
+        backend, layout, key, value, caches, permuted_slots(20, NUM_BLOCKS * 16, padding=2)
+    )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_many_tokens_on_many_threads(layout):
+def test_many_tokens_on_many_threads(backend, layout):
     key, value = make_tokens(1500, 4, 64, torch.float16)
     caches = make_caches(
         layout, block_size=16, num_kv_heads=4, head_size=64, dtype=torch.float16, num_blocks=100
     )
-    check_writer(layout, key, value, caches, permuted_slots(1500, 1600, padding=20))
-    check_writer(layout, key, value, caches, torch.arange(1500) + 100)
+    check_writer(backend, layout, key, value, caches, permuted_slots(1500, 1600, padding=20))
+    check_writer(backend, layout, key, value, caches, torch.arange(1500) + 100)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_padding_rows_leave_the_whole_cache_alone(layout):
+def test_padding_rows_leave_the_whole_cache_alone(backend, layout):
     """-1 is no index: the last slot of the last block keeps its bits."""
     key, value = make_tokens(7, 2, 64, torch.float32)
     caches = make_caches(layout, block_size=16, num_kv_heads=2, head_size=64, dtype=torch.float32)
     before = [cache.clone() for cache in caches]
     slots = torch.tensor([-1, -1, -16, -(2**63), -1, -80, -1])
-    writers(layout)[0](key, value, *caches, slots, "auto", ONE, ONE)
+    writers(backend, layout)[0](key, value, *caches, slots, "auto", ONE, ONE)
     for cache, wanted in zip(caches, before, strict=True):
         assert same_bits(cache, wanted)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_token_count_is_that_of_slot_mapping(layout):
+def test_token_count_is_that_of_slot_mapping(backend, layout):
     """Key and value may be padded, each on its own; too short a one is refused."""
-    op, expect = writers(layout)
+    op, expect = writers(backend, layout)
     key, value = make_tokens(9, 2, 64, torch.float32)
     caches = make_caches(layout, block_size=16, num_kv_heads=2, head_size=64, dtype=torch.float32)
     expected = [cache.clone() for cache in caches]
@@ -108,7 +110,7 @@ def test_token_count_is_that_of_slot_mapping(layout):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_strided_inputs(layout):
+def test_strided_inputs(backend, layout):
     """Key and value as slices of a fused projection, dims transposed, slots as a column."""
     caches = make_caches(layout, block_size=16, num_kv_heads=2, head_size=64, dtype=torch.float32)
     qkv = make_tokens(12, 8, 64, torch.float32)[0].view(12, 8 * 64)
@@ -117,38 +119,56 @@ def test_strided_inputs(layout):
     slots = torch.stack([permuted_slots(12, NUM_BLOCKS * 16), torch.full((12,), 10**9)], dim=1)[
         :, 0
     ]
-    check_writer(layout, key, value, caches, slots)
+    check_writer(backend, layout, key, value, caches, slots)
     transposed = [t.permute(2, 0, 1).contiguous().permute(1, 2, 0) for t in (key, value)]
-    check_writer(layout, *transposed, caches, slots)
+    check_writer(backend, layout, *transposed, caches, slots)
     expanded = key[:1].expand(12, 2, 64)
-    check_writer(layout, expanded, expanded, caches, slots)
+    check_writer(backend, layout, expanded, expanded, caches, slots)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_cache_with_strided_last_dim(layout):
+def test_cache_with_strided_last_dim(backend, layout):
     key, value = make_tokens(12, 2, 64, torch.float32)
     caches = make_caches(layout, block_size=16, num_kv_heads=2, head_size=64, dtype=torch.float32)
     wide = [torch.stack([cache, cache], dim=-1) for cache in caches]
-    check_writer(layout, key, value, [w[..., 0] for w in wide], permuted_slots(12, 80))
+    check_writer(backend, layout, key, value, [w[..., 0] for w in wide], permuted_slots(12, 80))
     for w, cache in zip(wide, caches, strict=True):
         assert same_bits(w[..., 1], cache)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_slot_past_the_end_is_refused_before_anything_is_written(layout):
+def test_slot_past_the_end_is_refused_on_the_cpu_before_anything_is_written(layout):
     key, value = make_tokens(3, 2, 64, torch.float32)
     caches = make_caches(layout, block_size=16, num_kv_heads=2, head_size=64, dtype=torch.float32)
     before = [cache.clone() for cache in caches]
     for bad in (NUM_BLOCKS * 16, 2**40, 2**63 - 1):
         with pytest.raises(RuntimeError, match=rf"slot_mapping\[2\].*got {bad}"):
-            writers(layout)[0](key, value, *caches, torch.tensor([0, 1, bad]), "auto", ONE, ONE)
+            writers(ops, layout)[0](
+                key, value, *caches, torch.tensor([0, 1, bad]), "auto", ONE, ONE
+            )
     for cache, wanted in zip(caches, before, strict=True):
+        assert same_bits(cache, wanted)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_slot_past_the_end_is_skipped_on_the_device(device_backend, layout):
+    """The host cannot see it there; the tokens beside it are written."""
+    key, value = make_tokens(9, 2, 64, torch.float32)
+    caches = make_caches(layout, block_size=16, num_kv_heads=2, head_size=64, dtype=torch.float32)
+    expected = [cache.clone() for cache in caches]
+    slots = torch.arange(16, 25)
+    slots[[1, 4, 8]] = torch.tensor([NUM_BLOCKS * 16, 2**40, 2**63 - 1])
+    op, expect = writers(device_backend, layout)
+    op(key, value, *caches, slots, "auto", ONE, ONE)
+    slots[[1, 4, 8]] = -1
+    expect(key, value, *expected, slots)
+    for cache, wanted in zip(caches, expected, strict=True):
         assert same_bits(cache, wanted)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("layout", ["vllm", "nhd"])
-def test_offsets_are_64_bit(layout, dtype):
+def test_offsets_are_64_bit(host_backend, layout, dtype):
     """The last block of a cache with more than 2^31 elements; block 0 stays zero."""
     num_blocks = 2**31 // (16 * 2 * 64) + 3
     shape = (num_blocks, 16, 2, 64)
@@ -158,13 +178,65 @@ def test_offsets_are_64_bit(layout, dtype):
         caches = [caches[0].view(-1, 2, 64 // x, 16, x), caches[1].view(-1, 2, 64, 16)]
     key, value = make_tokens(1, 2, 64, dtype)
     slots = torch.tensor([num_blocks * 16 - 3])
-    writers(layout)[0](key, value, *caches, slots, "auto", ONE, ONE)
+    writers(host_backend, layout)[0](key, value, *caches, slots, "auto", ONE, ONE)
     last = [cache[-1:].clone() for cache in caches]
     expected = [torch.zeros_like(cache) for cache in last]
-    writers(layout)[1](key, value, *expected, torch.tensor([13]))
+    writers(host_backend, layout)[1](key, value, *expected, torch.tensor([13]))
     for cache, cache_end, wanted in zip(caches, last, expected, strict=True):
         assert same_bits(cache_end, wanted)
         assert not cache[:2].any()
+
+
+SLOT_PATTERNS = {
+    "aligned run": range(16, 48),
+    "run from the middle of a block": range(5, 45),
+    "run that ends early": range(16, 27),
+    "descending": range(47, 15, -1),
+    "every second": range(0, 60, 2),
+    "two runs, each aligned": [*range(16, 29), *range(48, 64)],
+    "two runs, neither aligned": [*range(3, 16), *range(37, 60)],
+    "runs of one block in turns": [block * 16 + i for i in range(16) for block in (1, 3)],
+    "padding inside a run": [-1 if i == 21 else i for i in range(8, 40)],
+    "padding at the start of a tile": [-1, *range(16, 40)],
+    "one token": [79],
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("pattern", SLOT_PATTERNS)
+@pytest.mark.parametrize("layout", ["vllm", "hnd"])
+def test_slot_patterns(backend, layout, pattern, dtype):
+    slots = torch.tensor(SLOT_PATTERNS[pattern])
+    key, value = make_tokens(len(slots), 3, 32, dtype)
+    for block_size in (16, 20, 5):  # 80 slots each
+        caches = make_caches(
+            layout,
+            block_size=block_size,
+            num_kv_heads=3,
+            head_size=32,
+            dtype=dtype,
+            num_blocks=80 // block_size,
+        )
+        check_writer(backend, layout, key, value, caches, slots)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_misaligned_tensors(backend, layout, dtype):
+    """Addresses and strides that allow no vectors, in one of the tensors at a time."""
+    for misaligned in range(4):
+        key, value = make_tokens(24, 2, 64, dtype)
+        caches = make_caches(layout, block_size=16, num_kv_heads=2, head_size=64, dtype=dtype)
+        tensors = [key, value, *caches]
+        tensors[misaligned] = at_odd_address(tensors[misaligned])
+        check_writer(backend, layout, *tensors[:2], tensors[2:], torch.arange(8, 32))
+
+
+def at_odd_address(tensor):
+    """The same values one element further in memory."""
+    flat = torch.empty(tensor.numel() + 1, dtype=tensor.dtype)
+    dense = tensor.contiguous()
+    return flat[1:].view(dense.shape).copy_(dense)
 
 
 def flash_arguments(**changes):
@@ -199,18 +271,23 @@ def flash_arguments(**changes):
         ({"value_cache": torch.zeros(5, 16, 2, 1).expand(5, 16, 2, 64)}, "value_cache: is written"),
         ({"slot_mapping": torch.tensor([0, 1, 2], dtype=torch.int32)}, "slot_mapping: expected dt"),
         ({"slot_mapping": torch.tensor([[0, 1, 2]])}, "slot_mapping: expected shape"),
-        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype: expected one of: auto; got 'fp8'"),
+        ({"kv_cache_dtype": "int8"}, "kv_cache_dtype: expected one of: auto"),
         ({"k_scale": torch.ones(3)}, "k_scale: expected one element"),
         ({"v_scale": torch.ones(1, dtype=torch.float64)}, "v_scale: expected dtype"),
     ],
 )
-def test_flash_refuses_bad_arguments(changes, message):
+def test_flash_refuses_bad_arguments(backend, changes, message):
     arguments = flash_arguments(**changes)
     before = {name: arguments[name].clone() for name in ("key_cache", "value_cache")}
     with pytest.raises(RuntimeError, match=message):
-        ops.reshape_and_cache_flash(**arguments)
+        backend.reshape_and_cache_flash(**arguments)
     for name, wanted in before.items():
         assert same_bits(arguments[name], wanted)
+
+
+def test_quantised_caches_are_for_the_device():
+    with pytest.raises(RuntimeError, match="kv_cache_dtype: expected one of: auto; got 'fp8'"):
+        ops.reshape_and_cache_flash(**flash_arguments(kv_cache_dtype="fp8"))
 
 
 @pytest.mark.parametrize(
@@ -222,10 +299,10 @@ def test_flash_refuses_bad_arguments(changes, message):
         (torch.zeros(5, 2, 16, 1, 4).expand(5, 2, 16, 16, 4), "key_cache: is written"),
     ],
 )
-def test_packed_layout_refuses_other_shapes(key_cache, message):
+def test_packed_layout_refuses_other_shapes(backend, key_cache, message):
     arguments = flash_arguments(key_cache=key_cache, value_cache=torch.zeros(5, 2, 64, 16))
     with pytest.raises(RuntimeError, match=message):
-        ops.reshape_and_cache(**arguments)
+        backend.reshape_and_cache(**arguments)
 
 
 @pytest.mark.parametrize("name", ["key", "value", "key_cache"])

@@ -4,16 +4,12 @@
 // as integers of their width, so every bit pattern (NaN payloads too) survives.
 #pragma once
 
+#include "ops/params/token_strides.h"
+
 #include <cstdint>
 #include <cstring>
 
 namespace paged_kv::cpu {
-
-// Strides, in elements, of one token inside a tensor.
-struct TokenStrides {
-  std::int64_t head;
-  std::int64_t dim;
-};
 
 template <class T>
 class TokenCopier {

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "paged_kv/cuda/block_copy.h"
+#include "paged_kv/cuda/launch.h"
+#include "paged_kv/math.h"
+
+#include <algorithm>
+#include <cstdint>
+
+namespace paged_kv::cuda {
+namespace {
+
+constexpr int kNumThreads = 128;
+constexpr int kVectorsPerThread = 4;
+constexpr int kVectorsPerBlock = kNumThreads * kVectorsPerThread;
+constexpr std::size_t kMaxCachesPerLaunch = 64;
+
+// What the caches of a launch have in common: BlockShape without a vector.
+struct BlockGeometry {
+  std::int64_t num_blocks;
+  std::int64_t block_stride_bytes;
+  std::int64_t run_bytes;
+  std::int64_t num_runs;
+  std::int32_t num_dims;
+  BlockShape::Dim dims[kMaxBlockCopyDims];
+};
+
+struct BlockCopy {
+  BlockGeometry geometry;
+  BlockMapping block_mapping;
+  std::int64_t tiles_per_block;  // of kVectorsPerBlock vectors
+  std::byte* caches[kMaxCachesPerLaunch];
+};
+static_assert(sizeof(BlockCopy) <= 4096, "the limit for a launch's arguments");
+
+__device__ std::int64_t offset_of_run(const BlockGeometry& geometry, std::int64_t run) {
+  std::int64_t offset = 0;
+#pragma unroll
+  for (int i = kMaxBlockCopyDims - 1; i >= 0; --i) {
+    if (i >= geometry.num_dims) continue;
+    offset += run % geometry.dims[i].size * geometry.dims[i].stride_bytes;
+    run /= geometry.dims[i].size;
+  }
+  return offset;
+}
+
+// Grid: (pairs x tiles of a block, caches).
+template <class Vector>
+__global__ void __launch_bounds__(kNumThreads)
+    copy_blocks_kernel(const __grid_constant__ BlockCopy copy) {
+  const BlockGeometry& geometry = copy.geometry;
+  const std::int64_t pair = blockIdx.x / copy.tiles_per_block;
+  const std::int64_t tile = blockIdx.x % copy.tiles_per_block;
+  const std::int64_t src_block = copy.block_mapping(pair, 0);
+  const std::int64_t dst_block = copy.block_mapping(pair, 1);
+  if (src_block < 0 || src_block >= geometry.num_blocks || dst_block < 0 ||
+      dst_block >= geometry.num_blocks) {
+    return;
+  }
+  std::byte* cache = copy.caches[blockIdx.y];
+  const std::byte* src = cache + src_block * geometry.block_stride_bytes;
+  std::byte* dst = cache + dst_block * geometry.block_stride_bytes;
+
+  constexpr std::int64_t kVectorBytes = sizeof(Vector);
+  const std::int64_t vectors_per_run = geometry.run_bytes / kVectorBytes;
+  const std::int64_t num_vectors = vectors_per_run * geometry.num_runs;
+  const std::int64_t first = tile * kVectorsPerBlock + threadIdx.x;
+  Vector vectors[kVectorsPerThread];
+  std::int64_t offsets[kVectorsPerThread];
+#pragma unroll
+  for (int i = 0; i < kVectorsPerThread; ++i) {
+    const std::int64_t vector = first + i * kNumThreads;
+    if (vector >= num_vectors) continue;
+    offsets[i] = vector * kVectorBytes;
+    if (geometry.num_runs > 1) {
+      offsets[i] = offset_of_run(geometry, vector / vectors_per_run) +
+                   vector % vectors_per_run * kVectorBytes;
+    }
+    vectors[i] = *reinterpret_cast<const Vector*>(src + offsets[i]);
+  }
+#pragma unroll
+  for (int i = 0; i < kVectorsPerThread; ++i) {
+    if (first + i * kNumThreads >= num_vectors) continue;
+    *reinterpret_cast<Vector*>(dst + offsets[i]) = vectors[i];
+  }
+}
+
+[[nodiscard]] bool have_one_geometry(const BlockedCache& a, const BlockedCache& b) {
+  return a.num_blocks == b.num_blocks && a.block_stride_bytes == b.block_stride_bytes &&
+         a.shape == b.shape;
+}
+
+[[nodiscard]] BlockGeometry geometry_of(const BlockedCache& cache) {
+  const std::span<const BlockShape::Dim> dims = cache.shape.outer_dims();
+  PAGED_KV_CHECK(dims.size() <= kMaxBlockCopyDims, "caches: expected at most ", kMaxBlockCopyDims,
+                 " dimensions of a block that do not continue each other in memory, got ",
+                 dims.size());
+  BlockGeometry geometry{.num_blocks = cache.num_blocks,
+                         .block_stride_bytes = cache.block_stride_bytes,
+                         .run_bytes = cache.shape.run_bytes(),
+                         .num_runs = cache.shape.num_runs(),
+                         .num_dims = static_cast<std::int32_t>(dims.size()),
+                         .dims = {}};
+  std::copy(dims.begin(), dims.end(), geometry.dims);
+  return geometry;
+}
+
+// Whether everything that a copy's offsets are made of is a multiple of num_bytes.
+[[nodiscard]] bool is_aligned(const BlockGeometry& geometry, std::span<const BlockedCache> caches,
+                              std::int64_t num_bytes) {
+  std::int64_t bits = geometry.run_bytes | geometry.block_stride_bytes;
+  for (int i = 0; i < geometry.num_dims; ++i) bits |= geometry.dims[i].stride_bytes;
+  for (const BlockedCache& cache : caches) bits |= reinterpret_cast<std::intptr_t>(cache.data);
+  return bits % num_bytes == 0;
+}
+
+template <class Vector>
+void launch_copy(const BlockGeometry& geometry, std::span<const BlockedCache> caches,
+                 BlockMapping block_mapping, cudaStream_t stream) {
+  const std::int64_t num_vectors =
+      geometry.run_bytes / static_cast<std::int64_t>(sizeof(Vector)) * geometry.num_runs;
+  BlockCopy copy{.geometry = geometry,
+                 .block_mapping = block_mapping,
+                 .tiles_per_block = ceil_div(num_vectors, std::int64_t{kVectorsPerBlock}),
+                 .caches = {}};
+  for (std::size_t i = 0; i < caches.size(); ++i) copy.caches[i] = caches[i].data;
+  const auto num_tiles = narrow<std::int32_t>(block_mapping.num_rows * copy.tiles_per_block,
+                                              "block_mapping: number of thread blocks");
+  const dim3 grid(static_cast<unsigned>(num_tiles), static_cast<unsigned>(caches.size()));
+  launch(&copy_blocks_kernel<Vector>, grid, kNumThreads, 0, stream, copy);
+}
+
+// Caches of one geometry.
+void copy_in(std::span<const BlockedCache> caches, const BlockGeometry& geometry,
+             BlockMapping block_mapping, cudaStream_t stream) {
+  if (is_aligned(geometry, caches, 16)) {
+    launch_copy<uint4>(geometry, caches, block_mapping, stream);
+  } else if (is_aligned(geometry, caches, 4)) {
+    launch_copy<std::uint32_t>(geometry, caches, block_mapping, stream);
+  } else {
+    launch_copy<std::uint8_t>(geometry, caches, block_mapping, stream);
+  }
+}
+
+}  // namespace
+
+void copy_blocks(std::span<const BlockedCache> caches, BlockMapping block_mapping,
+                 cudaStream_t stream) {
+  for (const BlockedCache& cache : caches) (void)geometry_of(cache);  // throws before any copy
+  if (block_mapping.num_rows == 0) return;
+  while (!caches.empty()) {
+    std::size_t count = 1;
+    while (count < std::min(caches.size(), kMaxCachesPerLaunch) &&
+           have_one_geometry(caches[0], caches[count])) {
+      ++count;
+    }
+    if (caches[0].shape.num_bytes() > 0) {
+      copy_in(caches.first(count), geometry_of(caches[0]), block_mapping, stream);
+    }
+    caches = caches.subspan(count);
+  }
+}
+
+}  // namespace paged_kv::cuda

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/src/cache/elements.cuh"
+#include "paged_kv/cuda/gather_cache.h"
+#include "paged_kv/cuda/launch.h"
+#include "paged_kv/math.h"
+
+#include <cstdint>
+
+namespace paged_kv::cuda {
+namespace {
+
+constexpr int kWarpSize = 32;
+constexpr int kNumWarps = 4;
+constexpr int kChunksPerLane = 4;  // loads on their way before the first store
+constexpr unsigned kFullWarp = 0xffffffffu;
+constexpr std::int64_t kNotFound = -1;
+
+// 16 bytes of 16- and 32-bit caches, 8 of fp8 ones.
+template <class Conversion>
+inline constexpr int kChunkSize = sizeof(typename Conversion::From) == 1
+                                      ? 8
+                                      : static_cast<int>(16 / sizeof(typename Conversion::From));
+
+struct Gather {
+  GatherCacheParams op;
+  std::int32_t chunks_per_head;
+  std::int32_t chunks_per_token;
+  bool has_vectors;
+};
+
+// The sequence whose rows include `row`, or kNotFound. All lanes of the warp call it, with one row;
+// each round leaves 1/32 of the sequences. Values that do not increase give any answer or none.
+__device__ std::int64_t find_seq(VectorView<const std::int32_t> cu_seq_lens, std::int64_t row,
+                                 int lane) {
+  std::int64_t begin = 0;  // the last sequence that starts at or before row is in [begin, end)
+  std::int64_t end = cu_seq_lens.size - 1;
+  while (end - begin > 1) {
+    const std::int64_t step = (end - begin + kWarpSize - 1) / kWarpSize;
+    const std::int64_t probe = begin + lane * step;
+    const bool starts_before = probe < end && cu_seq_lens[probe] <= row;
+    const int count = __popc(__ballot_sync(kFullWarp, starts_before));
+    if (count == 0) return kNotFound;
+    begin += (count - 1) * step;
+    end = min(begin + step, end);
+  }
+  const bool is_found = begin < end && cu_seq_lens[begin] <= row && row < cu_seq_lens[begin + 1];
+  return is_found ? begin : kNotFound;
+}
+
+// The cache's element offset of the token that goes to `row`, or kNotFound.
+__device__ std::int64_t find_token(const GatherCacheParams& p, std::int64_t row, int lane) {
+  const std::int64_t seq = find_seq(p.cu_seq_lens, row, lane);
+  if (seq == kNotFound) return kNotFound;
+  const std::int64_t start = p.seq_starts.data == nullptr ? 0 : p.seq_starts[seq];
+  if (start < 0) return kNotFound;
+  const std::int64_t position = start + row - p.cu_seq_lens[seq];
+  const std::int64_t block_idx = position / p.block_size;
+  if (block_idx >= p.block_tables.num_cols) return kNotFound;
+  const std::int64_t block = p.block_tables(seq, block_idx);
+  if (block < 0 || block >= p.num_blocks) return kNotFound;
+  return block * p.block_stride + position % p.block_size * p.offset_stride;
+}
+
+template <class Conversion>
+__device__ void copy_token(const Gather& gather, const typename Conversion::From* src,
+                           typename Conversion::To* dst, int lane) {
+  using From = typename Conversion::From;
+  constexpr int kSize = kChunkSize<Conversion>;
+  constexpr int kStep = kWarpSize * kChunksPerLane;
+  const GatherCacheParams& p = gather.op;
+  for (int first = lane; first < gather.chunks_per_token; first += kStep) {
+    ElementVector<From, kSize> chunks[kChunksPerLane];
+#pragma unroll
+    for (int i = 0; i < kChunksPerLane; ++i) {
+      const int chunk = first + i * kWarpSize;
+      if (chunk >= gather.chunks_per_token) break;
+      const std::int64_t head = chunk / gather.chunks_per_head;
+      const int dim = chunk % gather.chunks_per_head * kSize;
+      const int count = static_cast<int>(min(p.head_size - dim, std::int64_t{kSize}));
+      chunks[i] =
+          load_elements<From, kSize>(src + head * p.cache_strides.head + dim * p.cache_strides.dim,
+                                     p.cache_strides.dim, count, gather.has_vectors);
+    }
+#pragma unroll
+    for (int i = 0; i < kChunksPerLane; ++i) {
+      const int chunk = first + i * kWarpSize;
+      if (chunk >= gather.chunks_per_token) break;
+      const std::int64_t head = chunk / gather.chunks_per_head;
+      const int dim = chunk % gather.chunks_per_head * kSize;
+      const int count = static_cast<int>(min(p.head_size - dim, std::int64_t{kSize}));
+      const auto result =
+          convert_elements<Conversion, kSize>(chunks[i], scale_of<Conversion>(p.scale, head));
+      store_elements(result, dst + head * p.out_strides.head + dim * p.out_strides.dim,
+                     p.out_strides.dim, count, gather.has_vectors);
+    }
+  }
+}
+
+// Grid: (groups of kNumWarps rows of out).
+template <class Conversion>
+__global__ void __launch_bounds__(kNumWarps* kWarpSize)
+    gather_cache_kernel(const __grid_constant__ Gather gather) {
+  const GatherCacheParams& p = gather.op;
+  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
+  const std::int64_t row = std::int64_t{blockIdx.x} * kNumWarps + warp;
+  if (row >= p.num_out_tokens) return;
+  const std::int64_t offset = find_token(p, row, lane);
+  if (offset == kNotFound) return;
+  copy_token<Conversion>(gather, static_cast<const typename Conversion::From*>(p.cache) + offset,
+                         static_cast<typename Conversion::To*>(p.out) + row * p.out_token_stride,
+                         lane);
+}
+
+template <class Conversion>
+void launch_gather(const GatherCacheParams& p, cudaStream_t stream) {
+  constexpr int kSize = kChunkSize<Conversion>;
+  const std::int64_t chunks_per_head = ceil_div(p.head_size, std::int64_t{kSize});
+  const std::int64_t chunks_per_token = chunks_per_head * p.num_kv_heads;
+  PAGED_KV_CHECK(chunks_per_token <= std::int64_t{1} << 30,
+                 "cache: expected at most 2^30 chunks of ", kSize, " elements a token, got ",
+                 chunks_per_token);
+  const bool has_vectors =
+      p.head_size % kSize == 0 &&
+      allows_vectors<typename Conversion::From, kSize>(p.cache, p.cache_strides,
+                                                       {p.block_stride, p.offset_stride}) &&
+      allows_vectors<typename Conversion::To, kSize>(p.out, p.out_strides, {p.out_token_stride});
+  const Gather gather{.op = p,
+                      .chunks_per_head = static_cast<std::int32_t>(chunks_per_head),
+                      .chunks_per_token = static_cast<std::int32_t>(chunks_per_token),
+                      .has_vectors = has_vectors};
+  const std::int64_t num_groups = ceil_div(p.num_out_tokens, std::int64_t{kNumWarps});
+  const dim3 grid(static_cast<unsigned>(narrow<std::int32_t>(num_groups, "out: number of rows")));
+  launch(&gather_cache_kernel<Conversion>, grid, kNumWarps * kWarpSize, 0, stream, gather);
+}
+
+// dispatch_conversion() names a converter by the dtype outside the cache first.
+template <class T, class Quantised>
+using DequantiseTo = Dequantise<Quantised, T>;
+
+}  // namespace
+
+void gather_cache(const GatherCacheParams& params, cudaStream_t stream) {
+  if (params.num_out_tokens == 0 || params.num_kv_heads * params.head_size == 0) return;
+  dispatch_conversion<DequantiseTo>(params.kv_cache_dtype, params.dtype, [&]<class Conversion>() {
+    launch_gather<Conversion>(params, stream);
+  });
+}
+
+}  // namespace paged_kv::cuda
