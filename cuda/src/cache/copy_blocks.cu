@@ -13,32 +13,35 @@ constexpr int kNumThreads = 128;
 constexpr int kVectorsPerThread = 4;
 constexpr int kVectorsPerBlock = kNumThreads * kVectorsPerThread;
 constexpr std::size_t kMaxCachesPerLaunch = 64;
+constexpr std::int64_t kMaxBlockBytes = std::int64_t{1} << 31;
 
-// What the caches of a launch have in common: BlockShape without a vector.
+// What the caches of a launch have in common: BlockShape without a vector, sizes in 32 bits.
 struct BlockGeometry {
   std::int64_t num_blocks;
   std::int64_t block_stride_bytes;
-  std::int64_t run_bytes;
-  std::int64_t num_runs;
-  std::int32_t num_dims;
-  BlockShape::Dim dims[kMaxBlockCopyDims];
+  std::int64_t stride_bytes[kMaxBlockCopyDims];  // of the runs, from the largest to the smallest
+  std::uint32_t sizes[kMaxBlockCopyDims];
+  std::uint32_t num_dims;
+  std::uint32_t num_runs;
+  std::uint32_t run_bytes;
 };
 
 struct BlockCopy {
   BlockGeometry geometry;
   BlockMapping block_mapping;
-  std::int64_t tiles_per_block;  // of kVectorsPerBlock vectors
+  std::uint32_t tiles_per_block;  // of kVectorsPerBlock vectors
   std::byte* caches[kMaxCachesPerLaunch];
 };
 static_assert(sizeof(BlockCopy) <= 4096, "the limit for a launch's arguments");
 
-__device__ std::int64_t offset_of_run(const BlockGeometry& geometry, std::int64_t run) {
+// Divisions are of 32 bits: one of 64 bits is a call, and that takes a stack.
+__device__ std::int64_t offset_of_run(const BlockGeometry& geometry, std::uint32_t run) {
   std::int64_t offset = 0;
 #pragma unroll
   for (int i = kMaxBlockCopyDims - 1; i >= 0; --i) {
-    if (i >= geometry.num_dims) continue;
-    offset += run % geometry.dims[i].size * geometry.dims[i].stride_bytes;
-    run /= geometry.dims[i].size;
+    if (i >= static_cast<int>(geometry.num_dims)) continue;
+    offset += run % geometry.sizes[i] * geometry.stride_bytes[i];
+    run /= geometry.sizes[i];
   }
   return offset;
 }
@@ -48,8 +51,8 @@ template <class Vector>
 __global__ void __launch_bounds__(kNumThreads)
     copy_blocks_kernel(const __grid_constant__ BlockCopy copy) {
   const BlockGeometry& geometry = copy.geometry;
-  const std::int64_t pair = blockIdx.x / copy.tiles_per_block;
-  const std::int64_t tile = blockIdx.x % copy.tiles_per_block;
+  const std::uint32_t pair = blockIdx.x / copy.tiles_per_block;
+  const std::uint32_t tile = blockIdx.x % copy.tiles_per_block;
   const std::int64_t src_block = copy.block_mapping(pair, 0);
   const std::int64_t dst_block = copy.block_mapping(pair, 1);
   if (src_block < 0 || src_block >= geometry.num_blocks || dst_block < 0 ||
@@ -60,27 +63,29 @@ __global__ void __launch_bounds__(kNumThreads)
   const std::byte* src = cache + src_block * geometry.block_stride_bytes;
   std::byte* dst = cache + dst_block * geometry.block_stride_bytes;
 
-  constexpr std::int64_t kVectorBytes = sizeof(Vector);
-  const std::int64_t vectors_per_run = geometry.run_bytes / kVectorBytes;
-  const std::int64_t num_vectors = vectors_per_run * geometry.num_runs;
-  const std::int64_t first = tile * kVectorsPerBlock + threadIdx.x;
+  const std::uint32_t vectors_per_run = geometry.run_bytes / sizeof(Vector);
+  const std::uint32_t num_vectors = vectors_per_run * geometry.num_runs;
+  const std::uint32_t first = tile * kVectorsPerBlock + threadIdx.x;
   Vector vectors[kVectorsPerThread];
   std::int64_t offsets[kVectorsPerThread];
 #pragma unroll
   for (int i = 0; i < kVectorsPerThread; ++i) {
-    const std::int64_t vector = first + i * kNumThreads;
+    const std::uint32_t vector = first + static_cast<std::uint32_t>(i * kNumThreads);
     if (vector >= num_vectors) continue;
-    offsets[i] = vector * kVectorBytes;
+    std::uint32_t run = 0;
+    std::uint32_t vector_of_run = vector;
     if (geometry.num_runs > 1) {
-      offsets[i] = offset_of_run(geometry, vector / vectors_per_run) +
-                   vector % vectors_per_run * kVectorBytes;
+      run = vector / vectors_per_run;
+      vector_of_run = vector - run * vectors_per_run;
     }
+    constexpr std::int64_t kVectorBytes = sizeof(Vector);
+    offsets[i] = offset_of_run(geometry, run) + vector_of_run * kVectorBytes;
     vectors[i] = *reinterpret_cast<const Vector*>(src + offsets[i]);
   }
 #pragma unroll
   for (int i = 0; i < kVectorsPerThread; ++i) {
-    if (first + i * kNumThreads >= num_vectors) continue;
-    *reinterpret_cast<Vector*>(dst + offsets[i]) = vectors[i];
+    const std::uint32_t vector = first + static_cast<std::uint32_t>(i * kNumThreads);
+    if (vector < num_vectors) *reinterpret_cast<Vector*>(dst + offsets[i]) = vectors[i];
   }
 }
 
@@ -94,13 +99,19 @@ __global__ void __launch_bounds__(kNumThreads)
   PAGED_KV_CHECK(dims.size() <= kMaxBlockCopyDims, "caches: expected at most ", kMaxBlockCopyDims,
                  " dimensions of a block that do not continue each other in memory, got ",
                  dims.size());
+  PAGED_KV_CHECK(cache.shape.num_bytes() <= kMaxBlockBytes, "caches: expected blocks of at most ",
+                 kMaxBlockBytes, " bytes, got ", cache.shape.num_bytes());
   BlockGeometry geometry{.num_blocks = cache.num_blocks,
                          .block_stride_bytes = cache.block_stride_bytes,
-                         .run_bytes = cache.shape.run_bytes(),
-                         .num_runs = cache.shape.num_runs(),
-                         .num_dims = static_cast<std::int32_t>(dims.size()),
-                         .dims = {}};
-  std::copy(dims.begin(), dims.end(), geometry.dims);
+                         .stride_bytes = {},
+                         .sizes = {},
+                         .num_dims = static_cast<std::uint32_t>(dims.size()),
+                         .num_runs = static_cast<std::uint32_t>(cache.shape.num_runs()),
+                         .run_bytes = static_cast<std::uint32_t>(cache.shape.run_bytes())};
+  for (std::size_t i = 0; i < dims.size(); ++i) {
+    geometry.stride_bytes[i] = dims[i].stride_bytes;
+    geometry.sizes[i] = static_cast<std::uint32_t>(dims[i].size);
+  }
   return geometry;
 }
 
@@ -108,7 +119,7 @@ __global__ void __launch_bounds__(kNumThreads)
 [[nodiscard]] bool is_aligned(const BlockGeometry& geometry, std::span<const BlockedCache> caches,
                               std::int64_t num_bytes) {
   std::int64_t bits = geometry.run_bytes | geometry.block_stride_bytes;
-  for (int i = 0; i < geometry.num_dims; ++i) bits |= geometry.dims[i].stride_bytes;
+  for (const std::int64_t stride_bytes : geometry.stride_bytes) bits |= stride_bytes;
   for (const BlockedCache& cache : caches) bits |= reinterpret_cast<std::intptr_t>(cache.data);
   return bits % num_bytes == 0;
 }
@@ -117,13 +128,14 @@ template <class Vector>
 void launch_copy(const BlockGeometry& geometry, std::span<const BlockedCache> caches,
                  BlockMapping block_mapping, cudaStream_t stream) {
   const std::int64_t num_vectors =
-      geometry.run_bytes / static_cast<std::int64_t>(sizeof(Vector)) * geometry.num_runs;
+      static_cast<std::int64_t>(geometry.run_bytes / sizeof(Vector)) * geometry.num_runs;
+  const std::int64_t tiles_per_block = ceil_div(num_vectors, std::int64_t{kVectorsPerBlock});
   BlockCopy copy{.geometry = geometry,
                  .block_mapping = block_mapping,
-                 .tiles_per_block = ceil_div(num_vectors, std::int64_t{kVectorsPerBlock}),
+                 .tiles_per_block = static_cast<std::uint32_t>(tiles_per_block),
                  .caches = {}};
   for (std::size_t i = 0; i < caches.size(); ++i) copy.caches[i] = caches[i].data;
-  const auto num_tiles = narrow<std::int32_t>(block_mapping.num_rows * copy.tiles_per_block,
+  const auto num_tiles = narrow<std::int32_t>(block_mapping.num_rows * tiles_per_block,
                                               "block_mapping: number of thread blocks");
   const dim3 grid(static_cast<unsigned>(num_tiles), static_cast<unsigned>(caches.size()));
   launch(&copy_blocks_kernel<Vector>, grid, kNumThreads, 0, stream, copy);

@@ -95,33 +95,43 @@ struct alignas(kVectorAlignment<T, kSize>) ElementVector {
   T values[kSize];
 };
 
-// Elements src[0], src[stride], ...: `count` of them, or kSize as a vector if `is_vector`: then
-// stride is 1 and src is aligned to kVectorAlignment.
+// `src` is aligned to kVectorAlignment.
 template <class T, int kSize>
-[[nodiscard]] __device__ __forceinline__ ElementVector<T, kSize> load_elements(const T* src,
-                                                                               std::int64_t stride,
-                                                                               int count,
-                                                                               bool is_vector) {
-  if (is_vector) return *reinterpret_cast<const ElementVector<T, kSize>*>(src);
-  ElementVector<T, kSize> elements{};
+[[nodiscard]] __device__ __forceinline__ ElementVector<T, kSize> load_vector(const T* src) {
+  return *reinterpret_cast<const ElementVector<T, kSize>*>(src);
+}
+
+template <class T, int kSize>
+__device__ __forceinline__ void store_vector(const ElementVector<T, kSize>& elements, T* dst) {
+  *reinterpret_cast<ElementVector<T, kSize>*>(dst) = elements;
+}
+
+// Elements src[0], src[stride], ...
+template <class T, int kSize>
+[[nodiscard]] __device__ __forceinline__ ElementVector<T, kSize> load_elements(
+    const T* src, std::int64_t stride) {
+  ElementVector<T, kSize> elements;
 #pragma unroll
-  for (int i = 0; i < kSize; ++i) {
-    if (i < count) elements.values[i] = src[i * stride];
-  }
+  for (int i = 0; i < kSize; ++i) elements.values[i] = src[i * stride];
   return elements;
 }
 
-// The counterpart of load_elements().
 template <class T, int kSize>
 __device__ __forceinline__ void store_elements(const ElementVector<T, kSize>& elements, T* dst,
-                                               std::int64_t stride, int count, bool is_vector) {
-  if (is_vector) {
-    *reinterpret_cast<ElementVector<T, kSize>*>(dst) = elements;
-    return;
-  }
+                                               std::int64_t stride) {
 #pragma unroll
-  for (int i = 0; i < kSize; ++i) {
-    if (i < count) dst[i * stride] = elements.values[i];
+  for (int i = 0; i < kSize; ++i) dst[i * stride] = elements.values[i];
+}
+
+// One by one, for memory that allows no vectors. Not unrolled: it shares a kernel, and so its
+// registers, with the vectors.
+template <class Conversion>
+__device__ __forceinline__ void copy_elements(const typename Conversion::From* src,
+                                              std::int64_t src_stride, typename Conversion::To* dst,
+                                              std::int64_t dst_stride, int count, float scale) {
+#pragma unroll 1
+  for (int i = 0; i < count; ++i) {
+    dst[i * dst_stride] = Conversion::convert(src[i * src_stride], scale);
   }
 }
 

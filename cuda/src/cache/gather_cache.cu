@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/src/cache/elements.cuh"
+#include "cuda/src/cache/slots.cuh"
 #include "paged_kv/cuda/gather_cache.h"
 #include "paged_kv/cuda/launch.h"
 #include "paged_kv/math.h"
@@ -23,6 +24,7 @@ inline constexpr int kChunkSize = sizeof(typename Conversion::From) == 1
 
 struct Gather {
   GatherCacheParams op;
+  Slots slots;
   std::int32_t chunks_per_head;
   std::int32_t chunks_per_token;
   bool has_vectors;
@@ -48,51 +50,83 @@ __device__ std::int64_t find_seq(VectorView<const std::int32_t> cu_seq_lens, std
 }
 
 // The cache's element offset of the token that goes to `row`, or kNotFound.
-__device__ std::int64_t find_token(const GatherCacheParams& p, std::int64_t row, int lane) {
+__device__ std::int64_t find_token(const Gather& gather, std::int64_t row, int lane) {
+  const GatherCacheParams& p = gather.op;
   const std::int64_t seq = find_seq(p.cu_seq_lens, row, lane);
   if (seq == kNotFound) return kNotFound;
   const std::int64_t start = p.seq_starts.data == nullptr ? 0 : p.seq_starts[seq];
   if (start < 0) return kNotFound;
-  const std::int64_t position = start + row - p.cu_seq_lens[seq];
-  const std::int64_t block_idx = position / p.block_size;
-  if (block_idx >= p.block_tables.num_cols) return kNotFound;
-  const std::int64_t block = p.block_tables(seq, block_idx);
+  // Below 2^32, as both summands are below 2^31: a position divides as a slot does.
+  const SlotPlace place = place_of(gather.slots, start + row - p.cu_seq_lens[seq]);
+  if (place.block >= p.block_tables.num_cols) return kNotFound;
+  const std::int64_t block = p.block_tables(seq, place.block);
   if (block < 0 || block >= p.num_blocks) return kNotFound;
-  return block * p.block_stride + position % p.block_size * p.offset_stride;
+  return block * p.block_stride + place.offset * p.offset_stride;
+}
+
+// The pieces of a token, in the cache and in out.
+template <class Conversion>
+struct TokenRow {
+  const typename Conversion::From* src;
+  typename Conversion::To* dst;
+};
+
+struct ChunkPlace {
+  std::int64_t head;
+  std::int64_t dim;
+};
+
+template <class Conversion>
+__device__ ChunkPlace find_place(const Gather& gather, int chunk) {
+  return {.head = chunk / gather.chunks_per_head,
+          .dim = std::int64_t{chunk % gather.chunks_per_head} * kChunkSize<Conversion>};
+}
+
+[[nodiscard]] __device__ std::int64_t offset_in(const TokenStrides& strides,
+                                                const ChunkPlace& place) {
+  return place.head * strides.head + place.dim * strides.dim;
 }
 
 template <class Conversion>
-__device__ void copy_token(const Gather& gather, const typename Conversion::From* src,
-                           typename Conversion::To* dst, int lane) {
+__device__ void copy_vectors(const Gather& gather, const TokenRow<Conversion>& row, int lane) {
   using From = typename Conversion::From;
   constexpr int kSize = kChunkSize<Conversion>;
-  constexpr int kStep = kWarpSize * kChunksPerLane;
   const GatherCacheParams& p = gather.op;
-  for (int first = lane; first < gather.chunks_per_token; first += kStep) {
-    ElementVector<From, kSize> chunks[kChunksPerLane];
+  for (int first = lane; first < gather.chunks_per_token; first += kWarpSize * kChunksPerLane) {
+    ElementVector<From, kSize> chunks[kChunksPerLane] = {};
 #pragma unroll
     for (int i = 0; i < kChunksPerLane; ++i) {
       const int chunk = first + i * kWarpSize;
-      if (chunk >= gather.chunks_per_token) break;
-      const std::int64_t head = chunk / gather.chunks_per_head;
-      const int dim = chunk % gather.chunks_per_head * kSize;
-      const int count = static_cast<int>(min(p.head_size - dim, std::int64_t{kSize}));
-      chunks[i] =
-          load_elements<From, kSize>(src + head * p.cache_strides.head + dim * p.cache_strides.dim,
-                                     p.cache_strides.dim, count, gather.has_vectors);
+      if (chunk >= gather.chunks_per_token) continue;
+      const ChunkPlace place = find_place<Conversion>(gather, chunk);
+      chunks[i] = load_vector<From, kSize>(row.src + offset_in(p.cache_strides, place));
     }
 #pragma unroll
     for (int i = 0; i < kChunksPerLane; ++i) {
       const int chunk = first + i * kWarpSize;
-      if (chunk >= gather.chunks_per_token) break;
-      const std::int64_t head = chunk / gather.chunks_per_head;
-      const int dim = chunk % gather.chunks_per_head * kSize;
-      const int count = static_cast<int>(min(p.head_size - dim, std::int64_t{kSize}));
-      const auto result =
-          convert_elements<Conversion, kSize>(chunks[i], scale_of<Conversion>(p.scale, head));
-      store_elements(result, dst + head * p.out_strides.head + dim * p.out_strides.dim,
-                     p.out_strides.dim, count, gather.has_vectors);
+      if (chunk >= gather.chunks_per_token) continue;
+      const ChunkPlace place = find_place<Conversion>(gather, chunk);
+      const float scale = scale_of<Conversion>(p.scale, place.head);
+      store_vector(convert_elements<Conversion, kSize>(chunks[i], scale),
+                   row.dst + offset_in(p.out_strides, place));
     }
+  }
+}
+
+template <class Conversion>
+__device__ void copy_token(const Gather& gather, const TokenRow<Conversion>& row, int lane) {
+  if (gather.has_vectors) {
+    copy_vectors(gather, row, lane);
+    return;
+  }
+  constexpr std::int64_t kSize = kChunkSize<Conversion>;
+  const GatherCacheParams& p = gather.op;
+  for (int chunk = lane; chunk < gather.chunks_per_token; chunk += kWarpSize) {
+    const ChunkPlace place = find_place<Conversion>(gather, chunk);
+    copy_elements<Conversion>(row.src + offset_in(p.cache_strides, place), p.cache_strides.dim,
+                              row.dst + offset_in(p.out_strides, place), p.out_strides.dim,
+                              static_cast<int>(min(p.head_size - place.dim, kSize)),
+                              scale_of<Conversion>(p.scale, place.head));
   }
 }
 
@@ -105,11 +139,12 @@ __global__ void __launch_bounds__(kNumWarps* kWarpSize)
   const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
   const std::int64_t row = std::int64_t{blockIdx.x} * kNumWarps + warp;
   if (row >= p.num_out_tokens) return;
-  const std::int64_t offset = find_token(p, row, lane);
+  const std::int64_t offset = find_token(gather, row, lane);
   if (offset == kNotFound) return;
-  copy_token<Conversion>(gather, static_cast<const typename Conversion::From*>(p.cache) + offset,
-                         static_cast<typename Conversion::To*>(p.out) + row * p.out_token_stride,
-                         lane);
+  const TokenRow<Conversion> token{
+      .src = static_cast<const typename Conversion::From*>(p.cache) + offset,
+      .dst = static_cast<typename Conversion::To*>(p.out) + row * p.out_token_stride};
+  copy_token(gather, token, lane);
 }
 
 template <class Conversion>
@@ -126,6 +161,7 @@ void launch_gather(const GatherCacheParams& p, cudaStream_t stream) {
                                                        {p.block_stride, p.offset_stride}) &&
       allows_vectors<typename Conversion::To, kSize>(p.out, p.out_strides, {p.out_token_stride});
   const Gather gather{.op = p,
+                      .slots = slots_of(p.num_blocks, p.block_size),
                       .chunks_per_head = static_cast<std::int32_t>(chunks_per_head),
                       .chunks_per_token = static_cast<std::int32_t>(chunks_per_token),
                       .has_vectors = has_vectors};

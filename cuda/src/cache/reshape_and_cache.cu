@@ -5,6 +5,7 @@
 // lie transposed in the cache, one row a dim: 8 consecutive slots are turned around in shared
 // memory and stored as pieces of rows; other slots element by element.
 #include "cuda/src/cache/elements.cuh"
+#include "cuda/src/cache/slots.cuh"
 #include "paged_kv/cuda/launch.h"
 #include "paged_kv/cuda/reshape_and_cache.h"
 #include "paged_kv/cuda/shared.cuh"
@@ -28,6 +29,7 @@ inline constexpr int kX = static_cast<int>(16 / sizeof(T));
 
 struct PackedWrite {
   ReshapeAndCacheParams op;
+  Slots slots;
   std::int32_t chunks_per_head;
   std::int32_t num_chunks;  // of a token
   bool has_key_vectors;     // source
@@ -57,33 +59,28 @@ struct SharedTiles {
   ValueTile<T> of_warp[kNumWarps];
 };
 
-[[nodiscard]] __device__ bool is_valid(const ReshapeAndCacheParams& p, std::int64_t slot) {
-  return slot >= 0 && slot < p.num_blocks * p.block_size;
-}
-
 // The tiles cut the tokens so that one which starts a piece of 8 slots (from a multiple of 8 of its
 // block on) also starts a tile, as long as slots run on: tile i > 0 begins within the 8 tokens from
 // 8 * (i - 1) on, at the first that would start a piece if the slots ran on from there. A tile
 // holds up to 15 tokens.
-[[nodiscard]] __device__ std::int64_t first_token_of(const ReshapeAndCacheParams& p,
-                                                     std::int64_t tile) {
+[[nodiscard]] __device__ std::int64_t first_token_of(const PackedWrite& write, std::int64_t tile) {
+  const VectorView<const std::int64_t>& slot_mapping = write.op.slot_mapping;
   if (tile == 0) return 0;
   const std::int64_t token = (tile - 1) * kTileTokens;
-  if (token >= p.slot_mapping.size) return p.slot_mapping.size;
-  const std::int64_t slot = p.slot_mapping[token];
-  if (!is_valid(p, slot)) return token;
-  const std::int64_t past_piece = slot % p.block_size % kTileTokens;
+  if (token >= slot_mapping.size) return slot_mapping.size;
+  const std::int64_t slot = slot_mapping[token];
+  if (!has_slot(write.slots, slot)) return token;
+  const std::int64_t past_piece = place_of(write.slots, slot).offset % kTileTokens;
   const std::int64_t shift = past_piece == 0 ? 0 : kTileTokens - past_piece;
-  return min(token + shift, p.slot_mapping.size);
+  return min(token + shift, slot_mapping.size);
 }
 
 // What a lane moves, or nothing.
 struct Lane {
   std::int64_t token;
-  std::int64_t block;
-  std::int64_t offset;  // of the token inside its block
-  int tile_token;       // 0 .. 7
-  int chunk;            // of the token, over all heads
+  SlotPlace slot;
+  int tile_token;  // 0 .. 7
+  int chunk;       // of the token, over all heads
   int head;
   int head_chunk;  // chunk of the head
   bool is_active;
@@ -93,10 +90,14 @@ template <class T>
 __device__ void store_key(const PackedWrite& write, const Lane& lane,
                           const ElementVector<T, kX<T>>& chunk) {
   const PackedKeyCache& cache = write.op.key_cache;
-  T* dst = static_cast<T*>(cache.data) + lane.block * cache.block_stride +
+  T* dst = static_cast<T*>(cache.data) + lane.slot.block * cache.block_stride +
            lane.head * cache.head_stride + lane.head_chunk * cache.chunk_stride +
-           lane.offset * cache.offset_stride;
-  store_elements(chunk, dst, cache.lane_stride, kX<T>, write.has_key_cache_vectors);
+           lane.slot.offset * cache.offset_stride;
+  if (write.has_key_cache_vectors) {
+    store_vector(chunk, dst);
+  } else {
+    store_elements(chunk, dst, cache.lane_stride);
+  }
 }
 
 // Element by element: one dim of the chunk after the other.
@@ -104,11 +105,11 @@ template <class T>
 __device__ void store_value(const PackedWrite& write, const Lane& lane,
                             const ElementVector<T, kX<T>>& chunk) {
   const PackedValueCache& cache = write.op.value_cache;
-  T* dst = static_cast<T*>(cache.data) + lane.block * cache.block_stride +
+  T* dst = static_cast<T*>(cache.data) + lane.slot.block * cache.block_stride +
            lane.head * cache.head_stride +
            std::int64_t{lane.head_chunk} * kX<T> * cache.dim_stride +
-           lane.offset * cache.offset_stride;
-  store_elements(chunk, dst, cache.dim_stride, kX<T>, false);
+           lane.slot.offset * cache.offset_stride;
+  store_elements(chunk, dst, cache.dim_stride);
 }
 
 // The whole warp: tile_token 0 is at a multiple of 8 of its block, the other 7 follow it, and the
@@ -126,8 +127,8 @@ __device__ void store_value_rows(const PackedWrite& write, const Lane& lane, int
     piece.values[lane.tile_token % Tile::kPieceTokens] = chunk.values[dim];
   }
   __syncwarp();
-  T* block =
-      static_cast<T*>(cache.data) + lane.block * cache.block_stride + lane.offset - lane.tile_token;
+  T* block = static_cast<T*>(cache.data) + lane.slot.block * cache.block_stride + lane.slot.offset -
+             lane.tile_token;
 #pragma unroll
   for (int i = thread; i < Tile::kNumPieces; i += kWarpSize) {
     const int piece = i % Tile::kPiecesPerDim;
@@ -152,7 +153,8 @@ __device__ ElementVector<typename Conversion::To, kX<typename Conversion::To>> l
   const From* src = static_cast<const From*>(tokens.data) + lane.token * tokens.token_stride +
                     lane.head * tokens.strides.head +
                     std::int64_t{lane.head_chunk} * kSize * tokens.strides.dim;
-  const auto elements = load_elements<From, kSize>(src, tokens.strides.dim, kSize, is_vector);
+  const auto elements = is_vector ? load_vector<From, kSize>(src)
+                                  : load_elements<From, kSize>(src, tokens.strides.dim);
   return convert_elements<Conversion, kSize>(elements, scale_of<Conversion>(scale, lane.head));
 }
 
@@ -171,16 +173,13 @@ __device__ void write_tile(const PackedWrite& write, std::int64_t first_token,
   lane.head = lane.chunk / write.chunks_per_head;
   lane.head_chunk = lane.chunk % write.chunks_per_head;
   const std::int64_t slot = lane.token < end_token ? p.slot_mapping[lane.token] : -1;
-  const bool has_slot = is_valid(p, slot);
-  if (has_slot) {
-    lane.block = slot / p.block_size;
-    lane.offset = slot % p.block_size;
-  }
-  lane.is_active = has_slot && lane.chunk < write.num_chunks;
+  const bool is_token = has_slot(write.slots, slot);
+  if (is_token) lane.slot = place_of(write.slots, slot);
+  lane.is_active = is_token && lane.chunk < write.num_chunks;
 
   const std::int64_t first_slot = __shfl_sync(kFullWarp, slot, 0);
-  const bool follows = has_slot && slot - lane.tile_token == first_slot &&
-                       lane.offset % kTileTokens == lane.tile_token;
+  const bool follows = is_token && slot - lane.tile_token == first_slot &&
+                       lane.slot.offset % kTileTokens == lane.tile_token;
   const bool is_run = write.has_value_rows && __all_sync(kFullWarp, follows) != 0;
 
   ElementVector<To, kX<To>> value{};
@@ -198,8 +197,8 @@ template <class Conversion>
 __global__ void __launch_bounds__(kNumWarps* kWarpSize)
     reshape_and_cache_kernel(const __grid_constant__ PackedWrite write) {
   using To = typename Conversion::To;
-  const std::int64_t first_token = first_token_of(write.op, blockIdx.x);
-  const std::int64_t end_token = first_token_of(write.op, std::int64_t{blockIdx.x} + 1);
+  const std::int64_t first_token = first_token_of(write, blockIdx.x);
+  const std::int64_t end_token = first_token_of(write, std::int64_t{blockIdx.x} + 1);
   const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
   ValueTile<To>& tile = static_shared<SharedTiles<To>>().of_warp[warp];
   const std::int64_t first_group = std::int64_t{blockIdx.y} * kNumWarps + warp;
@@ -242,6 +241,7 @@ void launch_writer(const ReshapeAndCacheParams& p, cudaStream_t stream) {
   PAGED_KV_CHECK(num_chunks <= std::int64_t{1} << 30, "key: expected at most 2^30 chunks of ",
                  kSize, " elements a token, got ", num_chunks);
   const PackedWrite write{.op = p,
+                          .slots = slots_of(p.num_blocks, p.block_size),
                           .chunks_per_head = static_cast<std::int32_t>(chunks_per_head),
                           .num_chunks = static_cast<std::int32_t>(num_chunks),
                           .has_key_vectors = allows_vectors_of<From, kSize>(p.key),

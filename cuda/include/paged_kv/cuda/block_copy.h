@@ -23,7 +23,7 @@ namespace paged_kv::cuda {
 // and sizes are multiples of that, else 4 or 1.
 //
 // Throws std::invalid_argument: a block with more than kMaxBlockCopyDims dimensions that do not
-// continue each other in memory.
+// continue each other in memory, or of more than 2^31 bytes.
 inline constexpr int kMaxBlockCopyDims = 4;
 void copy_blocks(std::span<const BlockedCache> caches, BlockMapping block_mapping,
                  cudaStream_t stream);
