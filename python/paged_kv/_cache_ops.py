@@ -39,12 +39,16 @@ def reshape_and_cache(
         key: ``[>= num_tokens, num_kv_heads, head_size]``, f32/f16/bf16. Tokens past ``num_tokens``
             are padding and are not read.
         value: As ``key``.
-        key_cache: ``[num_blocks, num_kv_heads, head_size / x, block_size, x]``, dtype of ``key``;
-            x = 16 bytes' worth of elements. Any strides. Must not share memory with ``key``.
+        key_cache: ``[num_blocks, num_kv_heads, head_size / x, block_size, x]``; x = 16 bytes'
+            worth of elements. Dtype of ``key``, or as ``kv_cache_dtype`` says. Any strides. Must
+            not share memory with ``key``.
         value_cache: ``[num_blocks, num_kv_heads, head_size, block_size]``, as ``key_cache``.
         slot_mapping: ``[num_tokens]`` int64; slot = block_id * block_size + offset. A negative
-            slot is skipped. Slots should be distinct; of equal ones, either token wins.
-        kv_cache_dtype: ``"auto"``: the cache holds elements as they are.
+            slot is skipped. Slots should be distinct; of equal ones, either token wins, on CUDA
+            piece by piece.
+        kv_cache_dtype: ``"auto"``: the cache holds elements as they are. On CUDA also ``"fp8"`` (=
+            ``"fp8_e4m3"``), ``"fp8_e4m3"`` and ``"fp8_e5m2"``: the cache is uint8 or torch's
+            float8 and holds ``reference.quantize_kv(key, kv_cache_dtype, k_scale)``.
         k_scale: float32, one element or ``[num_kv_heads]``. Not used for ``"auto"``.
         v_scale: As ``k_scale``.
 
@@ -52,8 +56,9 @@ def reshape_and_cache(
         ``key_cache``, ``value_cache``, in the slots named and nowhere else.
 
     Raises:
-        RuntimeError: Shape, dtype or device mismatch, a slot past the end of the cache, another
-            ``kv_cache_dtype``, ``head_size`` not a multiple of x.
+        RuntimeError: Shape, dtype or device mismatch, another ``kv_cache_dtype``, ``head_size``
+            not a multiple of x; on the CPU a slot past the end of the cache. On CUDA, where slots
+            cannot be seen without waiting for the device, such a token is skipped.
 
     Notes:
         Cost: reads and writes 2 * num_kv_heads * head_size elements a token, in parallel over
@@ -97,13 +102,17 @@ def reshape_and_cache_flash(
         key: ``[>= num_tokens, num_kv_heads, head_size]``, f32/f16/bf16. Tokens past ``num_tokens``
             are padding and are not read.
         value: As ``key``.
-        key_cache: ``[num_blocks, block_size, num_kv_heads, head_size]``, dtype of ``key``. Any
-            strides: an hnd cache is passed as ``cache.transpose(1, 2)``, and slices of one tensor
-            that holds keys and values do as well. Must not share memory with ``key``.
+        key_cache: ``[num_blocks, block_size, num_kv_heads, head_size]``. Dtype of ``key``, or as
+            ``kv_cache_dtype`` says. Any strides: an hnd cache is passed as
+            ``cache.transpose(1, 2)``, and slices of one tensor that holds keys and values do as
+            well. Must not share memory with ``key``.
         value_cache: As ``key_cache``.
         slot_mapping: ``[num_tokens]`` int64; slot = block_id * block_size + offset. A negative
-            slot is skipped. Slots should be distinct; of equal ones, either token wins.
-        kv_cache_dtype: ``"auto"``: the cache holds elements as they are.
+            slot is skipped. Slots should be distinct; of equal ones, either token wins, on CUDA
+            piece by piece.
+        kv_cache_dtype: ``"auto"``: the cache holds elements as they are. On CUDA also ``"fp8"`` (=
+            ``"fp8_e4m3"``), ``"fp8_e4m3"`` and ``"fp8_e5m2"``: the cache is uint8 or torch's
+            float8 and holds ``reference.quantize_kv(key, kv_cache_dtype, k_scale)``.
         k_scale: float32, one element or ``[num_kv_heads]``. Not used for ``"auto"``.
         v_scale: As ``k_scale``.
 
@@ -111,8 +120,9 @@ def reshape_and_cache_flash(
         ``key_cache``, ``value_cache``, in the slots named and nowhere else.
 
     Raises:
-        RuntimeError: Shape, dtype or device mismatch, a slot past the end of the cache, another
-            ``kv_cache_dtype``.
+        RuntimeError: Shape, dtype or device mismatch, another ``kv_cache_dtype``; on the CPU a slot
+            past the end of the cache. On CUDA, where slots cannot be seen without waiting for the
+            device, such a token is skipped.
 
     Notes:
         Cost: reads and writes 2 * num_kv_heads * head_size elements a token, in parallel over
@@ -146,18 +156,22 @@ def copy_blocks(
     Args:
         key_caches: One tensor a layer, ``[num_blocks, ...]``: any layout, dtype and strides.
         value_caches: As many, likewise.
-        block_mapping: ``[num_pairs, 2]`` int64: source and destination block of each pair. A
-            destination may not appear twice nor be a source: the pairs have no order.
+        block_mapping: ``[num_pairs, 2]`` int64 on the device of the caches: source and destination
+            block of each pair. A destination may not appear twice nor be a source: the pairs have
+            no order.
 
     Mutates:
         ``key_caches``, ``value_caches``, in the destination blocks.
 
     Raises:
-        RuntimeError: A block id out of range, a destination used twice or also a source, lists of
-            different length.
+        RuntimeError: Lists of different length; on the CPU a block id out of range, a destination
+            used twice or also a source. On CUDA, where ids cannot be seen without waiting for the
+            device, a pair out of range is left out, and such a destination gets a mixture; there
+            blocks of more than 4 dimensions with gaps, or of more than 2^31 bytes, are refused.
 
     Notes:
-        Cost: one memcpy a pair and cache where a block is dense, in parallel over both.
+        Cost: one memcpy a pair and cache where a block is dense, in parallel over both. On CUDA one
+        launch for each 64 caches that are alike.
 
     Source:
         vLLM 0.6 csrc/cache_kernels.cu copy_blocks.
@@ -181,8 +195,9 @@ def swap_blocks(src: Tensor, dst: Tensor, block_size_in_bytes: int, block_mappin
     the outermost dimension.
 
     Args:
-        src: Dense (no gaps in memory), any shape.
-        dst: As ``src``, of its dtype; not the same memory. The number of blocks may differ.
+        src: Dense (no gaps in memory), any shape, on the CPU or a CUDA device.
+        dst: As ``src``, of its dtype; not the same memory. The number of blocks may differ. On the
+            CPU or a CUDA device; if both are on one, on the same.
         block_size_in_bytes: Divides the size of both.
         block_mapping: ``[num_pairs, 2]`` int64 on the CPU: block of ``src``, block of ``dst``. A
             block of ``dst`` may not appear twice.
@@ -195,7 +210,10 @@ def swap_blocks(src: Tensor, dst: Tensor, block_size_in_bytes: int, block_mappin
             another dtype, memory that overlaps.
 
     Notes:
-        Cost: one memcpy a pair, in parallel.
+        Cost: one memcpy a pair, in parallel. With CUDA: one cudaMemcpyAsync on the current stream
+        for each run of pairs that follow each other on both sides. It does not wait, so CPU memory
+        must live, unchanged, until the stream is past the copy; pin it, else the driver copies it
+        through a buffer of its own.
 
     Source:
         vLLM 0.32 swap_blocks.
@@ -223,24 +241,27 @@ def gather_cache(
     """Reads the cached tokens of each sequence into one contiguous tensor.
 
     Args:
-        cache: Key or value cache, ``[num_blocks, block_size, num_kv_heads, head_size]``
-            f32/f16/bf16, any strides (layouts nhd and hnd).
-        out: ``[>= cu_seq_lens[-1], num_kv_heads, head_size]``, dtype of ``cache``. Must not share
-            memory with it.
+        cache: Key or value cache, ``[num_blocks, block_size, num_kv_heads, head_size]``, dtype of
+            ``out`` or as ``kv_cache_dtype`` says, any strides (layouts nhd and hnd).
+        out: ``[>= cu_seq_lens[-1], num_kv_heads, head_size]``, f32/f16/bf16. Must not share memory
+            with ``cache``.
         block_tables: ``[num_seqs, max_blocks]`` int32. Entries that no token needs are not read.
         cu_seq_lens: ``[num_seqs + 1]`` int32, starts at 0: sequence s fills the rows
             ``cu_seq_lens[s]`` to ``cu_seq_lens[s + 1]``.
         seq_starts: ``[num_seqs]`` int32, the first token that is read of each sequence; need not
             be a multiple of the block size. None: 0.
-        kv_cache_dtype: ``"auto"``: the cache holds elements as they are.
+        kv_cache_dtype: ``"auto"``: the cache holds elements as they are. On CUDA also ``"fp8"`` (=
+            ``"fp8_e4m3"``), ``"fp8_e4m3"`` and ``"fp8_e5m2"``: the cache is uint8 or torch's
+            float8, and out gets ``reference.dequantize_kv(cache, kv_cache_dtype, scale)``.
         scale: float32, one element or ``[num_kv_heads]``. Not used for ``"auto"``.
 
     Mutates:
         ``out``, the first ``cu_seq_lens[-1]`` rows.
 
     Raises:
-        RuntimeError: Shape, dtype or device mismatch, a block id out of range, a table or ``out``
-            too short, another ``kv_cache_dtype``.
+        RuntimeError: Shape, dtype or device mismatch, another ``kv_cache_dtype``; on the CPU a
+            block id out of range, a table or ``out`` too short. On CUDA, where values cannot be
+            seen without waiting for the device, rows of such tokens are left alone.
 
     Notes:
         Cost: reads and writes num_kv_heads * head_size elements a token, in parallel over tokens.
