@@ -17,8 +17,17 @@ from cuda_build import NVCC, REPO_ROOT, cuda_library, needs_nvcc
 pytestmark = needs_nvcc
 
 # Kernels (expressions for their names) that move 16 bytes with one instruction.
-LOADS_128_BITS: tuple[str, ...] = (r"paged_attention_kernel<.*>",)
-STORES_128_BITS: tuple[str, ...] = ()
+LOADS_128_BITS: tuple[str, ...] = (
+    r"copy_blocks_kernel<uint4>",
+    r"gather_cache_kernel<.*CopyBits<.*>",
+    r"paged_attention_kernel<.*>",
+    r"reshape_and_cache(_flash)?_kernel<.*>",
+)
+STORES_128_BITS: tuple[str, ...] = (
+    r"copy_blocks_kernel<uint4>",
+    r"reshape_and_cache_kernel<.*>",
+    r"reshape_and_cache_flash_kernel<.*CopyBits<.*>",
+)
 
 
 def without_wide_access(kernels: list[Kernel], names: tuple[str, ...], opcode: str) -> list[str]:
