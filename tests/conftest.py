@@ -23,7 +23,12 @@ BINARIES = {
 }
 TIMEOUT_S = 300
 # Files that take minutes. They run first, so that parallel workers end at about the same time.
-SLOW_FILES = ("test_install.py", "test_smollm2.py")
+SLOW_FILES = (
+    "test_install.py",
+    "test_smollm2.py",
+    "test_emulated_asan.py",
+    "test_kernel_coverage.py",
+)
 
 
 def _binaries(folder: str) -> dict[str, Path]:

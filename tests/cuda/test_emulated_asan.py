@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
-from pathlib import Path
 
-REPO_ROOT = Path(__file__).resolve().parents[2]
+from emulated_cases import REPO_ROOT, run_emulated_cases, run_python
+
 LIBRARY = REPO_ROOT / "build/cpp-asan/tests/cuda/paged_kv_emulated_ops.so"
 
 # The table's last 6 entries are past the end of an array of 10.
@@ -31,8 +30,8 @@ print("done")
 """
 
 
-def run_python(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Python with the sanitizer's runtime; what leaks is Python's and torch's and not looked at."""
+def sanitizer() -> dict[str, str]:
+    """The environment that preloads it; leaks are Python's and torch's and not looked at."""
     assert LIBRARY.is_file(), f"{LIBRARY} is missing: run `make test`"
     compiler = os.environ.get("CXX", "g++")
     runtimes = [
@@ -41,34 +40,24 @@ def run_python(*arguments: object) -> subprocess.CompletedProcess[str]:
         ).stdout.strip()
         for name in ("libasan.so", "libubsan.so", "libstdc++.so.6")
     ]
-    environment = {
-        **os.environ,
+    return {
         "LD_PRELOAD": " ".join(runtimes),
-        "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0",
+        "ASAN_OPTIONS": "detect_leaks=0",
         "UBSAN_OPTIONS": "print_stacktrace=1",
         "PAGED_KV_EMULATED_OPS": str(LIBRARY),
-        "OMP_NUM_THREADS": "1",
     }
-    for name in [name for name in environment if name.startswith("PYTEST_")]:
-        del environment[name]
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        check=False, capture_output=True, text=True, cwd=REPO_ROOT, env=environment, timeout=900,
-    )  # fmt: skip
 
 
 def test_emulated_cases_are_clean():
-    options = ("-q", "-p", "no:cacheprovider", "-k", "emulated")
-    result = run_python("-m", "pytest", *options, "tests/ops")
-    assert result.returncode == 0, result.stdout + result.stderr
+    result = run_emulated_cases(**sanitizer())
     assert " passed" in result.stdout
     assert "Sanitizer" not in result.stdout + result.stderr
 
 
 def test_an_overrun_of_a_kernel_is_noticed():
     """The same call on an array that is long enough is clean."""
-    assert run_python("-c", OVERRUN, LIBRARY, 16).stdout == "done\n"
-    result = run_python("-c", OVERRUN, LIBRARY, 10)
+    assert run_python("-c", OVERRUN, LIBRARY, 16, **sanitizer()).stdout == "done\n"
+    result = run_python("-c", OVERRUN, LIBRARY, 10, **sanitizer())
     assert result.returncode != 0
     assert "AddressSanitizer: heap-buffer-overflow" in result.stderr
     assert "gather_block_tables_kernel" in result.stderr

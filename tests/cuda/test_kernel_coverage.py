@@ -12,32 +12,17 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from emulated_cases import REPO_ROOT, run_emulated_cases
 
-REPO_ROOT = Path(__file__).resolve().parents[2]
-OBJECTS = "tests/cuda/CMakeFiles/paged_kv_emulated_kernels.dir"
 MIN_COVERAGE = 0.95
 GCOV = os.environ.get("GCOV", "gcov")
 
 Lines = dict[str, dict[int, int]]  # file -> line -> how often it ran
 Functions = dict[str, int]  # demangled name -> how often it ran
-
-
-def _run_emulated_cases(counts: Path) -> None:
-    command = [*("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "emulated"), "tests/ops"]
-    environment = {**os.environ, "GCOV_PREFIX": str(counts), "OMP_NUM_THREADS": "1"}
-    for name in [name for name in environment if name.startswith("PYTEST_")]:
-        del environment[name]
-    result = subprocess.run(
-        [sys.executable, *command],
-        check=False, capture_output=True, text=True, cwd=REPO_ROOT, env=environment, timeout=600,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "libgcov profiling error" not in result.stderr
 
 
 def _read_counts(counts: Path) -> list[dict]:
@@ -95,7 +80,8 @@ def summary(lines: Lines) -> tuple[float, str]:
 @pytest.fixture(scope="module")
 def coverage(tmp_path_factory):
     counts = tmp_path_factory.mktemp("coverage")
-    _run_emulated_cases(counts)
+    result = run_emulated_cases(GCOV_PREFIX=str(counts))
+    assert "libgcov profiling error" not in result.stderr
     return merge(_read_counts(counts))
 
 
