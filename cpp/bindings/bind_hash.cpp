@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bindings.h"
 #include "casters.h"
+#include "extra_keys.h"
 #include "hash_args.h"
 #include "paged_kv/block_hash.h"
 #include "paged_kv/cbor.h"
@@ -38,21 +39,7 @@ std::optional<ExtraKeys> to_extra_keys(const ExtraKeysArg& arg) {
 py::object from_extra_keys(const std::optional<ExtraKeys>& keys) {
   if (!keys) return py::none();
   py::tuple result(keys->size());
-  for (std::size_t i = 0; i < keys->size(); ++i) {
-    const ExtraKey& key = (*keys)[i];
-    py::tuple items(key.size());
-    for (std::size_t j = 0; j < key.size(); ++j) {
-      if (const auto* number = std::get_if<std::int64_t>(&key[j])) {
-        items[j] = py::int_(*number);
-      } else if (const auto* text = std::get_if<std::string>(&key[j])) {
-        items[j] = py::str(*text);
-      } else {
-        const auto& bytes = std::get<std::vector<std::uint8_t>>(key[j]);
-        items[j] = py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-      }
-    }
-    result[i] = std::move(items);
-  }
+  for (std::size_t i = 0; i < keys->size(); ++i) result[i] = to_python((*keys)[i]);
   return result;
 }
 

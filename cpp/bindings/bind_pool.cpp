@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bindings.h"
+#include "blocks_of_storage.h"
 #include "casters.h"
 #include "hash_args.h"
 #include "paged_kv/block_pool.h"
-#include "paged_kv/kv_cache_blocks.h"
 
 #include <map>
 #include <memory>
@@ -12,16 +12,6 @@
 
 namespace paged_kv::bindings {
 namespace {
-
-using PoolPtr = std::shared_ptr<BlockPool>;
-
-std::vector<BlockHandle> to_handles(const PoolPtr& pool, std::span<const BlockId> ids) {
-  const auto storage = std::make_shared<BlockStorage>(BlockStorage{pool, {}});
-  std::vector<BlockHandle> handles;
-  handles.reserve(ids.size());
-  for (const BlockId id : ids) handles.push_back({storage, id});
-  return handles;
-}
 
 // The hashes of `request`, which may also be the hashes themselves.
 py::object block_hashes_of(const py::object& request) {
@@ -230,12 +220,6 @@ Example:
   bind_allocation(pool);
   bind_prefix_cache(pool);
 }
-
-// KVCacheBlocks with the storage in which its ids are positions.
-struct BlocksOfStorage {
-  std::shared_ptr<BlockStorage> storage;  // null if there are no blocks
-  KVCacheBlocks blocks;
-};
 
 // Blocks of one pool or queue stay where they are; blocks that stand alone are moved together.
 BlocksOfStorage make_kv_cache_blocks(const std::vector<std::vector<BlockHandle*>>& groups) {

@@ -14,5 +14,12 @@ void bind_hash_map(pybind11::module_& m);
 void bind_pool(pybind11::module_& m);
 void bind_block_space_manager(pybind11::module_& m);
 void bind_block_table(pybind11::module_& m);
+void bind_request(pybind11::module_& m);
+void bind_spec(pybind11::module_& m);
+void bind_config(pybind11::module_& m);
+void bind_sizing(pybind11::module_& m);
+void bind_events(pybind11::module_& m);
+void bind_metrics(pybind11::module_& m);
+void bind_manager(pybind11::module_& m);
 
 }  // namespace paged_kv::bindings

@@ -41,4 +41,11 @@ PYBIND11_MODULE(_core, m) {
   paged_kv::bindings::bind_pool(m);
   paged_kv::bindings::bind_block_space_manager(m);
   paged_kv::bindings::bind_block_table(m);
+  paged_kv::bindings::bind_request(m);
+  paged_kv::bindings::bind_spec(m);
+  paged_kv::bindings::bind_config(m);
+  paged_kv::bindings::bind_sizing(m);
+  paged_kv::bindings::bind_events(m);
+  paged_kv::bindings::bind_metrics(m);
+  paged_kv::bindings::bind_manager(m);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A Python request, read as RequestKeys.
+// What besides tokens makes a Python request, read as RequestKeys.
 #pragma once
 
 #include "casters.h"
@@ -12,31 +12,35 @@
 namespace paged_kv::bindings {
 
 // Reads `lora_request.lora_name/.lora_path`, `mm_features[i].identifier/.mm_position.offset/
-// .length`, `cache_salt` and `prompt_embeds` (a C-contiguous array, one row a token); what is
-// missing or None is not there. Keeps the embeddings alive.
+// .length`, `cache_salt` and `prompt_embeds` (a C-contiguous array, one row a token). None: not
+// there. Keeps the embeddings alive.
 class RequestKeysArg {
  public:
-  explicit RequestKeysArg(const py::object& request) {
-    const py::object lora = attribute(request, "lora_request");
-    if (!lora.is_none()) {
-      keys_.lora = LoraKey{lora.attr("lora_name").cast<std::string>(),
-                           lora.attr("lora_path").cast<std::string>()};
+  RequestKeysArg(const py::object& lora_request, const py::object& mm_features,
+                 const py::object& cache_salt, const py::object& prompt_embeds) {
+    if (!lora_request.is_none()) {
+      keys_.lora = LoraKey{lora_request.attr("lora_name").cast<std::string>(),
+                           lora_request.attr("lora_path").cast<std::string>()};
     }
-    const py::object features = attribute(request, "mm_features");
-    if (!features.is_none()) {
-      for (const py::handle feature : features) {
+    if (!mm_features.is_none()) {
+      for (const py::handle feature : mm_features) {
         const py::object position = feature.attr("mm_position");
         keys_.mm_features.push_back({feature.attr("identifier").cast<std::string>(),
                                      position.attr("offset").cast<std::int64_t>(),
                                      position.attr("length").cast<std::int64_t>()});
       }
     }
-    const py::object salt = attribute(request, "cache_salt");
-    if (!salt.is_none()) keys_.cache_salt = salt.cast<std::string>();
-    read_prompt_embeds(attribute(request, "prompt_embeds"));
+    if (!cache_salt.is_none()) keys_.cache_salt = cache_salt.cast<std::string>();
+    read_prompt_embeds(prompt_embeds);
   }
 
+  // Of any object; what is missing is not there.
+  explicit RequestKeysArg(const py::object& request)
+      : RequestKeysArg(attribute(request, "lora_request"), attribute(request, "mm_features"),
+                       attribute(request, "cache_salt"), attribute(request, "prompt_embeds")) {}
+
   [[nodiscard]] const RequestKeys& keys() const { return keys_; }
+  [[nodiscard]] const py::array& prompt_embeds() const { return prompt_embeds_; }
 
  private:
   [[nodiscard]] static py::object attribute(const py::object& request, const char* name) {

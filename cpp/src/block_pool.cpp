@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 namespace paged_kv {
 namespace {
@@ -22,11 +23,15 @@ std::vector<KVCacheBlock> make_blocks(std::int32_t num_blocks) {
 
 }  // namespace
 
-BlockPool::BlockPool(std::int32_t num_gpu_blocks, bool enable_caching, std::int32_t hash_block_size)
+BlockPool::BlockPool(std::int32_t num_gpu_blocks, bool enable_caching, std::int32_t hash_block_size,
+                     bool enable_kv_cache_events,
+                     std::shared_ptr<KVCacheMetricsCollector> metrics_collector)
     : blocks_(make_blocks(num_gpu_blocks)),
       free_block_queue_(blocks_),
+      metrics_collector_(std::move(metrics_collector)),
       enable_caching_(enable_caching),
       hash_block_size_(hash_block_size) {
+  if (enable_kv_cache_events) kv_events_.emplace();
   PAGED_KV_CHECK(hash_block_size > 0, "hash_block_size must be positive, got ", hash_block_size);
   free_block_queue_.remove(kNullBlockId);
   // Caching a block must not fail half-way for want of memory.
@@ -40,17 +45,27 @@ double BlockPool::get_usage() const noexcept {
 }
 
 std::vector<BlockId> BlockPool::get_new_blocks(std::int64_t num_blocks) {
+  std::vector<BlockId> new_blocks;
+  append_new_blocks(num_blocks, new_blocks);
+  return new_blocks;
+}
+
+void BlockPool::append_new_blocks(std::int64_t num_blocks, std::vector<BlockId>& blocks) {
   PAGED_KV_CHECK(num_blocks >= 0, "num_blocks must not be negative, got ", num_blocks);
   PAGED_KV_CHECK_AS(OutOfBlocksError, num_blocks <= get_num_free_blocks(), "Cannot get ",
                     num_blocks, " free blocks from the pool: ", get_num_free_blocks(), " of ",
                     num_gpu_blocks() - 1, " are free");
-  std::vector<BlockId> new_blocks(static_cast<std::size_t>(num_blocks));
+  const std::size_t num_before = blocks.size();
+  blocks.resize(num_before + static_cast<std::size_t>(num_blocks));
+  const auto new_blocks = std::span(blocks).subspan(num_before);
   free_block_queue_.popleft_n(new_blocks);
   for (const BlockId id : new_blocks) {
-    remove_from_cache(at(id));
-    at(id).ref_cnt = 1;
+    KVCacheBlock& block = at(id);
+    if (metrics_collector_ && enable_caching_) metrics_collector_->on_block_evicted(id);
+    remove_from_cache(block);
+    block.ref_cnt = 1;
+    if (metrics_collector_) metrics_collector_->on_block_allocated(id);
   }
-  return new_blocks;
 }
 
 void BlockPool::touch(std::span<const BlockId> blocks) {
@@ -60,6 +75,7 @@ void BlockPool::touch(std::span<const BlockId> blocks) {
     if (block.is_null) continue;
     if (block.ref_cnt == 0) free_block_queue_.remove(id);
     ++block.ref_cnt;
+    if (metrics_collector_) metrics_collector_->on_block_accessed(id);
   }
 }
 
@@ -111,37 +127,101 @@ void BlockPool::cache_full_blocks(std::span<const BlockHash> block_hashes,
       blocks.subspan(static_cast<std::size_t>(num_cached_blocks), num_new_blocks);
   check_ids(new_blocks);
 
+  const auto is_skipped = [&](std::size_t i) {
+    return new_blocks[i] == kNullBlockId || (!block_mask.empty() && block_mask[i] == 0);
+  };
+  const auto key_of = [&](std::size_t i) {
+    const std::int64_t block_idx = num_cached_blocks + static_cast<std::int64_t>(i);
+    return NewKey{{hashes[block_idx], kv_cache_group_id},
+                  static_cast<std::int32_t>((block_idx + 1) * block_size)};
+  };
+  for (std::size_t i = 0; i < num_new_blocks; ++i) {
+    if (!is_skipped(i)) check_can_be_cached(at(new_blocks[i]), key_of(i), block_size);
+  }
+
   std::vector<BlockId>& newly_cached = hashed_blocks_;
   newly_cached.clear();
   newly_cached.reserve(num_new_blocks);
   for (std::size_t i = 0; i < num_new_blocks; ++i) {
+    if (is_skipped(i)) continue;
     KVCacheBlock& block = at(new_blocks[i]);
-    if (block.is_null || (!block_mask.empty() && block_mask[i] == 0)) continue;
-    const std::int64_t block_idx = num_cached_blocks + static_cast<std::int64_t>(i);
-    const BlockHashWithGroupId key{hashes[block_idx], kv_cache_group_id};
-    if (block.is_hashed() && block.key == key) continue;
-    if (block.ref_cnt == 0 || block.is_hashed()) {
-      for (const BlockId id : newly_cached) remove_from_cache(at(id));
-      PAGED_KV_CHECK(block.ref_cnt > 0, "cannot cache block ", block.block_id, ": nobody holds it");
+    const NewKey key = key_of(i);
+    if (block.is_hashed() && block.key == key.key) continue;
+    if (block.is_hashed() && block.block_hash_num_tokens % block_size == 0) {
+      // The range names the block twice.
+      for (const BlockId id : newly_cached) {
+        cached_block_hash_to_block_.pop(at(id).key, id);
+        at(id).reset_hash();
+      }
       PAGED_KV_CHECK(false, "cannot cache block ", block.block_id,
                      ": it is cached as another content already");
     }
-    block.key = key;
-    block.block_hash_num_tokens = static_cast<std::int32_t>((block_idx + 1) * block_size);
-    cached_block_hash_to_block_.insert(key, block.block_id);
+    remove_from_cache(block);
+    insert_key(block, key);
     newly_cached.push_back(block.block_id);
   }
 }
 
+void BlockPool::check_can_be_cached(const KVCacheBlock& block, const NewKey& key,
+                                    std::int64_t block_size) const {
+  if (block.is_hashed() && block.key == key.key) return;
+  PAGED_KV_CHECK(block.ref_cnt > 0, "cannot cache block ", block.block_id, ": nobody holds it");
+  if (!block.is_hashed()) return;
+  const bool is_part =
+      block.block_hash_num_tokens < key.num_tokens && block.block_hash_num_tokens % block_size != 0;
+  PAGED_KV_CHECK(is_part, "cannot cache block ", block.block_id,
+                 ": it is cached as another content already");
+}
+
+void BlockPool::insert_key(KVCacheBlock& block, const NewKey& key) {
+  if (!block.is_hashed()) {
+    block.key = key.key;
+    block.block_hash_num_tokens = key.num_tokens;
+  } else {
+    secondary_keys_[block.block_id].push_back(key.key);
+    block.has_secondary_keys = true;
+  }
+  cached_block_hash_to_block_.insert(key.key, block.block_id);
+}
+
+bool BlockPool::cache_partial_block(std::span<const BlockHash> block_hashes, BlockId block_id,
+                                    std::int64_t num_tokens, GroupId kv_cache_group_id) {
+  check_ids({&block_id, 1});
+  PAGED_KV_CHECK(kv_cache_group_id.valid(), "kv_cache_group_id must not be negative, got ",
+                 kv_cache_group_id);
+  PAGED_KV_CHECK(num_tokens > 0 && num_tokens % hash_block_size_ == 0 &&
+                     num_tokens / hash_block_size_ <= std::ssize(block_hashes),
+                 "num_tokens must be a positive multiple of ", hash_block_size_, " within the ",
+                 block_hashes.size(), " block hashes, got ", num_tokens);
+  KVCacheBlock& block = at(block_id);
+  if (block.is_null || !enable_caching_) return false;
+  PAGED_KV_CHECK(block.ref_cnt > 0, "cannot cache block ", block_id, ": nobody holds it");
+
+  const NewKey key{{block_hashes[static_cast<std::size_t>(num_tokens / hash_block_size_ - 1)],
+                    kv_cache_group_id},
+                   static_cast<std::int32_t>(num_tokens)};
+  if (cached_block_hash_to_block_.contain(key.key, block_id)) return false;
+  if (block.is_hashed() && block.block_hash_num_tokens < key.num_tokens) remove_from_cache(block);
+  insert_key(block, key);
+  return true;
+}
+
+bool BlockPool::find_cached_blocks(const BlockHash& block_hash,
+                                   std::span<const GroupId> kv_cache_group_ids,
+                                   std::span<BlockId> block_ids) const {
+  for (std::size_t i = 0; i < kv_cache_group_ids.size(); ++i) {
+    const auto block =
+        cached_block_hash_to_block_.get_one_block({block_hash, kv_cache_group_ids[i]});
+    if (!block) return false;
+    block_ids[i] = *block;
+  }
+  return true;
+}
+
 std::optional<std::vector<BlockId>> BlockPool::get_cached_block(
     const BlockHash& block_hash, std::span<const GroupId> kv_cache_group_ids) const {
-  std::vector<BlockId> cached_blocks;
-  cached_blocks.reserve(kv_cache_group_ids.size());
-  for (const GroupId group_id : kv_cache_group_ids) {
-    const auto block = cached_block_hash_to_block_.get_one_block({block_hash, group_id});
-    if (!block) return std::nullopt;
-    cached_blocks.push_back(*block);
-  }
+  std::vector<BlockId> cached_blocks(kv_cache_group_ids.size());
+  if (!find_cached_blocks(block_hash, kv_cache_group_ids, cached_blocks)) return std::nullopt;
   return cached_blocks;
 }
 
@@ -162,13 +242,19 @@ std::vector<BlockId> BlockPool::find_cached_prefix(std::span<const BlockHash> bl
 
 void BlockPool::evict_blocks(std::span<const BlockId> blocks) {
   check_ids(blocks);
-  for (const BlockId id : blocks) remove_from_cache(at(id));
+  for (const BlockId id : blocks) {
+    if (metrics_collector_) metrics_collector_->on_block_evicted(id);
+    remove_from_cache(at(id));
+  }
 }
 
 bool BlockPool::reset_prefix_cache() {
   if (get_num_free_blocks() != num_gpu_blocks() - 1) return false;
   cached_block_hash_to_block_.clear();
+  secondary_keys_.clear();
   for (KVCacheBlock& block : blocks_) block.reset_hash();
+  if (metrics_collector_) metrics_collector_->reset();
+  if (kv_events_) kv_events_->push(AllBlocksCleared{});
   return true;
 }
 
@@ -194,14 +280,23 @@ void BlockPool::check_ids(std::span<const BlockId> blocks) const {
 
 void BlockPool::remove_from_cache(KVCacheBlock& block) {
   if (!block.is_hashed()) return;
-  cached_block_hash_to_block_.pop(block.key, block.block_id);
+  remove_key(block, block.key);
+  if (block.has_secondary_keys) {
+    const auto keys = secondary_keys_.extract(block.block_id);
+    for (const BlockHashWithGroupId& key : keys.mapped()) remove_key(block, key);
+  }
   block.reset_hash();
+}
+
+void BlockPool::remove_key(const KVCacheBlock& block, const BlockHashWithGroupId& key) {
+  cached_block_hash_to_block_.pop(key, block.block_id);
+  if (kv_events_) kv_events_->push(BlockRemoved{key.hash, key.group_id});
 }
 
 void BlockPool::check_integrity() const {
   free_block_queue_.check_integrity();            // I2
   cached_block_hash_to_block_.check_integrity();  // I5
-  std::size_t num_hashed_blocks = 0;
+  std::size_t num_keys = 0;
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
     const KVCacheBlock& block = blocks_[i];
     PAGED_KV_CHECK_AS(InvariantError, block.block_id.index() == i && block.is_null == (i == 0),
@@ -213,16 +308,27 @@ void BlockPool::check_integrity() const {
                       block.ref_cnt);
     PAGED_KV_CHECK_AS(InvariantError, !block.is_null || (block.ref_cnt == 0 && !block.is_hashed()),
                       "I7: the null block has ref_cnt ", block.ref_cnt);
+    PAGED_KV_CHECK_AS(InvariantError, !block.has_secondary_keys || block.is_hashed(), "I6: block ",
+                      i, " has secondary keys only");
     if (!block.is_hashed()) continue;
-    ++num_hashed_blocks;
+    ++num_keys;
     PAGED_KV_CHECK_AS(InvariantError, enable_caching_, "I7: block ", i,
                       " has a hash, but caching is off");
     PAGED_KV_CHECK_AS(InvariantError,
                       cached_block_hash_to_block_.contain(block.key, block.block_id), "I6: block ",
                       i, " has a key that the index does not have");
   }
-  PAGED_KV_CHECK_AS(InvariantError, num_hashed_blocks == cached_block_hash_to_block_.num_entries(),
-                    "I6: ", num_hashed_blocks, " blocks have a hash, the index has ",
+  for (const auto& [block_id, keys] : secondary_keys_) {
+    num_keys += keys.size();
+    PAGED_KV_CHECK_AS(InvariantError, blocks_[block_id.index()].has_secondary_keys && !keys.empty(),
+                      "I6: block ", block_id, " does not know of its secondary keys");
+    for (const BlockHashWithGroupId& key : keys) {
+      PAGED_KV_CHECK_AS(InvariantError, cached_block_hash_to_block_.contain(key, block_id),
+                        "I6: block ", block_id, " has a key that the index does not have");
+    }
+  }
+  PAGED_KV_CHECK_AS(InvariantError, num_keys == cached_block_hash_to_block_.num_entries(),
+                    "I6: ", num_keys, " keys lead to blocks, the index has ",
                     cached_block_hash_to_block_.num_entries(), " entries");
 }
 

@@ -7,7 +7,7 @@ import enum
 import numpy
 import numpy.typing
 import typing
-__all__: list[str] = ['AllocStatus', 'BlockDevice', 'BlockHashList', 'BlockHashToBlockMap', 'BlockPool', 'BlockSpaceManager', 'BlockTable', 'FreeKVCacheBlockQueue', 'InvariantError', 'KVCacheBlock', 'KVCacheBlocks', 'OutOfBlocksError', 'build_info', 'generate_block_hash_extra_keys', 'get_block_hash', 'get_block_table_width', 'get_group_id', 'hash_block_tokens', 'hash_full_blocks', 'make_block_hash_with_group_id', 'sha256', 'sha256_backends', 'sha256_cbor']
+__all__: list[str] = ['AllBlocksCleared', 'AllocStatus', 'AttentionSpec', 'BlockDevice', 'BlockHashList', 'BlockHashToBlockMap', 'BlockPool', 'BlockRemoved', 'BlockSpaceManager', 'BlockStored', 'BlockTable', 'ChunkedLocalAttentionSpec', 'FreeKVCacheBlockQueue', 'FullAttentionSpec', 'InvariantError', 'KVCacheBlock', 'KVCacheBlocks', 'KVCacheConfig', 'KVCacheEvictionEvent', 'KVCacheGroupSpec', 'KVCacheManager', 'KVCacheMetricsCollector', 'KVCacheSpec', 'KVCacheTensor', 'OutOfBlocksError', 'PrefixCacheStats', 'Request', 'RequestStatus', 'SlidingWindowSpec', 'UniformTypeKVCacheSpecs', 'build_info', 'estimate_max_model_len', 'generate_block_hash_extra_keys', 'generate_scheduler_kv_cache_config', 'get_block_hash', 'get_block_table_width', 'get_group_id', 'get_kv_cache_configs', 'get_kv_cache_groups', 'get_max_concurrency_for_kv_cache_config', 'hash_block_tokens', 'hash_full_blocks', 'make_block_hash_with_group_id', 'sha256', 'sha256_backends', 'sha256_cbor', 'unify_kv_cache_spec_page_size']
 class OutOfBlocksError(ValueError):
     pass
 class InvariantError(AssertionError):
@@ -712,9 +712,962 @@ class BlockTable:
         """
         Kernel blocks that fit in a row.
         """
+class RequestStatus:
+    """
+    Where a request stands; everything after `PREEMPTED` is finished.
+    
+    Source:
+        vLLM 0.32 v1/request.py::RequestStatus.
+    
+    
+    Members:
+    
+      WAITING
+    
+      WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+    
+      WAITING_FOR_REMOTE_KVS
+    
+      WAITING_FOR_STREAMING_REQ
+    
+      RUNNING
+    
+      PREEMPTED
+    
+      FINISHED_STOPPED
+    
+      FINISHED_LENGTH_CAPPED
+    
+      FINISHED_ABORTED
+    
+      FINISHED_IGNORED
+    
+      FINISHED_ERROR
+    
+      FINISHED_REPETITION
+    """
+    FINISHED_ABORTED: typing.ClassVar[RequestStatus]
+    FINISHED_ERROR: typing.ClassVar[RequestStatus]
+    FINISHED_IGNORED: typing.ClassVar[RequestStatus]
+    FINISHED_LENGTH_CAPPED: typing.ClassVar[RequestStatus]
+    FINISHED_REPETITION: typing.ClassVar[RequestStatus]
+    FINISHED_STOPPED: typing.ClassVar[RequestStatus]
+    PREEMPTED: typing.ClassVar[RequestStatus]
+    RUNNING: typing.ClassVar[RequestStatus]
+    WAITING: typing.ClassVar[RequestStatus]
+    WAITING_FOR_REMOTE_KVS: typing.ClassVar[RequestStatus]
+    WAITING_FOR_STREAMING_REQ: typing.ClassVar[RequestStatus]
+    WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR: typing.ClassVar[RequestStatus]
+    __members__: typing.ClassVar[dict[str, RequestStatus]]
+    @typing.overload
+    def __eq__(self, other: RequestStatus) -> bool:
+        ...
+    @typing.overload
+    def __eq__(self, other: typing.Any) -> bool:
+        ...
+    @typing.overload
+    def __ge__(self, other: RequestStatus) -> bool:
+        ...
+    @typing.overload
+    def __ge__(self, other: typing.Any) -> None:
+        ...
+    def __getstate__(self) -> int:
+        ...
+    @typing.overload
+    def __gt__(self, other: RequestStatus) -> bool:
+        ...
+    @typing.overload
+    def __gt__(self, other: typing.Any) -> None:
+        ...
+    def __hash__(self) -> int:
+        ...
+    def __index__(self) -> int:
+        ...
+    def __init__(self, value: typing.SupportsInt | typing.SupportsIndex) -> None:
+        ...
+    def __int__(self) -> int:
+        ...
+    @typing.overload
+    def __le__(self, other: RequestStatus) -> bool:
+        ...
+    @typing.overload
+    def __le__(self, other: typing.Any) -> None:
+        ...
+    @typing.overload
+    def __lt__(self, other: RequestStatus) -> bool:
+        ...
+    @typing.overload
+    def __lt__(self, other: typing.Any) -> None:
+        ...
+    @typing.overload
+    def __ne__(self, other: RequestStatus) -> bool:
+        ...
+    @typing.overload
+    def __ne__(self, other: typing.Any) -> bool:
+        ...
+    def __repr__(self) -> str:
+        ...
+    def __setstate__(self, state: typing.SupportsInt | typing.SupportsIndex) -> None:
+        ...
+    def __str__(self) -> str:
+        ...
+    @property
+    def name(self) -> str:
+        ...
+    @property
+    def value(self) -> int:
+        ...
+class Request:
+    """
+    The tokens of a request, the hashes of its full blocks, and how far it has come.
+    
+    `paged_kv.Request` adds vLLM's constructor.
+    
+    Source:
+        vLLM 0.32 v1/request.py::Request.
+    """
+    def __init__(self, request_id: str, prompt_token_ids: collections.abc.Sequence[int] | numpy.typing.NDArray[numpy.integer] | None, lora_request: typing.Any = None, mm_features: typing.Any = None, cache_salt: typing.Any = None, prompt_embeds: typing.Any = None, session_id: str | None = None, priority: int = 0, arrival_time: typing.SupportsFloat | typing.SupportsIndex = 0.0, skip_reading_prefix_cache: bool = False, reports_reused_blocks: bool = False) -> None:
+        ...
+    @typing.overload
+    def append_output_token_ids(self, token_ids: int) -> None:
+        """
+        Append one token and hash a block that it fills.
+        """
+    @typing.overload
+    def append_output_token_ids(self, token_ids: collections.abc.Sequence[int] | numpy.typing.NDArray[numpy.integer]) -> None:
+        """
+        Append tokens and hash the blocks that they fill.
+        """
+    def is_finished(self) -> bool:
+        """
+        Whether `status` is one after `PREEMPTED`.
+        """
+    @typing.overload
+    def set_block_hasher(self, block_hasher: collections.abc.Callable[[typing.Any], collections.abc.Iterable[bytes]]) -> None:
+        """
+        Hash blocks with ``block_hasher(request)``, which returns the hashes of the full blocks
+        that are not in `block_hashes` yet. Blocks that are full already are hashed at once.
+        """
+    @typing.overload
+    def set_block_hasher(self, hash_block_size: int, none_hash: bytes) -> None:
+        """
+        Hash blocks of `hash_block_size` tokens with `sha256_cbor`, without calling Python.
+        """
+    @property
+    def all_token_ids(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        Prompt and output tokens, ``[num_tokens]`` int32. A copy.
+        """
+    @property
+    def arrival_time(self) -> float:
+        """
+        When it came, in seconds.
+        """
+    @property
+    def block_hashes(self) -> BlockHashList:
+        """
+        Hashes of the full blocks. A copy.
+        """
+    @property
+    def cache_salt(self) -> str | None:
+        """
+        Only requests with the same salt share blocks.
+        """
+    @property
+    def num_block_hashes(self) -> int:
+        """
+        How many `block_hashes` there are.
+        """
+    @property
+    def num_computed_tokens(self) -> int:
+        """
+        Tokens whose KV is in the cache, or will be after the steps under way.
+        """
+    @num_computed_tokens.setter
+    def num_computed_tokens(self, arg1: typing.SupportsInt | typing.SupportsIndex) -> None:
+        ...
+    @property
+    def num_in_flight_tokens(self) -> int:
+        """
+        Of the computed tokens, those of steps whose output is not processed yet.
+        """
+    @num_in_flight_tokens.setter
+    def num_in_flight_tokens(self, arg1: typing.SupportsInt | typing.SupportsIndex) -> None:
+        ...
+    @property
+    def num_output_placeholders(self) -> int:
+        """
+        Output tokens that are scheduled but not known yet (asynchronous scheduling).
+        """
+    @num_output_placeholders.setter
+    def num_output_placeholders(self, arg1: typing.SupportsInt | typing.SupportsIndex) -> None:
+        ...
+    @property
+    def num_output_tokens(self) -> int:
+        """
+        Tokens that were appended.
+        """
+    @property
+    def num_preemptions(self) -> int:
+        """
+        How often the request lost its blocks, to be computed again.
+        """
+    @num_preemptions.setter
+    def num_preemptions(self, arg1: typing.SupportsInt | typing.SupportsIndex) -> None:
+        ...
+    @property
+    def num_prompt_tokens(self) -> int:
+        """
+        Tokens of the prompt.
+        """
+    @property
+    def num_tokens(self) -> int:
+        """
+        Prompt and output tokens.
+        """
+    @property
+    def num_tokens_with_spec(self) -> int:
+        """
+        All tokens and the drafts.
+        """
+    @property
+    def output_token_ids(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        Output tokens, ``[num_output_tokens]`` int32. A copy.
+        """
+    @property
+    def priority(self) -> int:
+        """
+        Lower is served sooner.
+        """
+    @property
+    def request_id(self) -> str:
+        """
+        Names the request.
+        """
+    @property
+    def session_id(self) -> str | None:
+        """
+        The session that it belongs to, for events.
+        """
+    @property
+    def shared_prefix_boundary(self) -> int:
+        """
+        Where a prefix ends that others share, in tokens; 0: none known.
+        """
+    @shared_prefix_boundary.setter
+    def shared_prefix_boundary(self, arg1: typing.SupportsInt | typing.SupportsIndex) -> None:
+        ...
+    @property
+    def skip_reading_prefix_cache(self) -> bool:
+        """
+        Cached blocks are not reused; own blocks are cached all the same.
+        """
+    @property
+    def spec_token_ids(self) -> list[int]:
+        """
+        Draft tokens; no part of `all_token_ids`.
+        """
+    @spec_token_ids.setter
+    def spec_token_ids(self, arg1: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> None:
+        ...
+    @property
+    def status(self) -> RequestStatus:
+        """
+        Where the request stands.
+        """
+    @status.setter
+    def status(self, arg1: RequestStatus) -> None:
+        ...
+class KVCacheSpec:
+    """
+    What one layer keeps per token, and for how long. Immutable; compared by value.
+    
+    Source:
+        vLLM 0.32 v1/kv_cache_interface.py::KVCacheSpec.
+    """
+    def __eq__(self, other: typing.Any) -> bool:
+        ...
+    def __hash__(self) -> int:
+        ...
+    def copy_with_new_block_size(self, block_size: int) -> KVCacheSpec:
+        """
+        The same with another number of tokens per block.
+        """
+    def max_memory_usage_bytes(self, max_model_len: int, max_in_flight_tokens: int) -> int:
+        """
+        Bytes that one request needs in one layer, at most.
+        
+        Args:
+            max_model_len: Longest request, in tokens.
+            max_in_flight_tokens: Most tokens that are scheduled and not processed yet.
+        """
+    @property
+    def block_size(self) -> int:
+        """
+        Tokens per block.
+        """
+    @property
+    def kind(self) -> str:
+        """
+        "full_attention", "sliding_window" or "chunked_local_attention".
+        """
+    @property
+    def page_size_bytes(self) -> int:
+        """
+        Bytes of one block of one layer.
+        """
+class AttentionSpec(KVCacheSpec):
+    """
+    Keys and values of an attention layer.
+    
+    Source:
+        vLLM 0.32 v1/kv_cache_interface.py::AttentionSpec.
+    """
+    @property
+    def dtype(self) -> str:
+        """
+        Name of the element type, e.g. "bfloat16".
+        """
+    @property
+    def head_size(self) -> int:
+        """
+        Elements of a key.
+        """
+    @property
+    def head_size_v(self) -> int:
+        """
+        Elements of a value.
+        """
+    @property
+    def num_kv_heads(self) -> int:
+        """
+        Heads of keys and values.
+        """
+    @property
+    def page_size_padded(self) -> int | None:
+        """
+        Bytes of a block, if it is larger than its contents; else None.
+        """
+    @property
+    def unpadded_page_size_bytes(self) -> int:
+        """
+        Bytes of the contents of a block.
+        """
+class FullAttentionSpec(AttentionSpec):
+    """
+    A layer that keeps every token until the request ends.
+    
+    Args:
+        block_size: Tokens per block.
+        num_kv_heads: Heads of keys and values.
+        head_size: Elements of a key.
+        dtype: Element type: a name, or a torch or NumPy dtype.
+        head_size_v: Elements of a value; None: as a key.
+        page_size_padded: Bytes of a block, if more than its contents.
+        sliding_window: Tokens that a query sees, if it sees fewer than are kept.
+        attention_chunk_size: Tokens of a chunk, if a query sees its own chunk alone.
+    
+    Raises:
+        ValueError: a size out of range, an unknown dtype, or both a window and a chunk.
+    
+    Source:
+        vLLM 0.32 v1/kv_cache_interface.py::FullAttentionSpec.
+    
+    Example:
+        >>> FullAttentionSpec(block_size=16, num_kv_heads=8, head_size=128, dtype="bfloat16").page_size_bytes
+        65536
+    """
+    def __init__(self, *, block_size: int, num_kv_heads: int, head_size: int, dtype: typing.Any, head_size_v: int | None = None, page_size_padded: int | None = None, sliding_window: int | None = None, attention_chunk_size: int | None = None) -> None:
+        ...
+    def __repr__(self) -> str:
+        ...
+    @property
+    def attention_chunk_size(self) -> int | None:
+        """
+        Tokens of a chunk, if a query sees its own chunk alone; else None.
+        """
+    @property
+    def sliding_window(self) -> int | None:
+        """
+        Tokens that a query sees, if fewer than are kept; else None.
+        """
+class SlidingWindowSpec(AttentionSpec):
+    """
+    A layer whose queries see the last `sliding_window` tokens; older ones are given back.
+    
+    Args:
+        block_size, num_kv_heads, head_size, dtype, head_size_v, page_size_padded: As in
+            `FullAttentionSpec`.
+        sliding_window: Tokens that a query sees, its own included.
+        extra_retained_tokens: Tokens kept before the window, which no query sees.
+    
+    Raises:
+        ValueError: a size out of range, or an unknown dtype.
+    
+    Source:
+        vLLM 0.32 v1/kv_cache_interface.py::SlidingWindowSpec.
+    """
+    def __init__(self, *, block_size: int, num_kv_heads: int, head_size: int, dtype: typing.Any, sliding_window: int, extra_retained_tokens: int = 0, head_size_v: int | None = None, page_size_padded: int | None = None) -> None:
+        ...
+    def __repr__(self) -> str:
+        ...
+    @property
+    def extra_retained_tokens(self) -> int:
+        """
+        Tokens kept before the window.
+        """
+    @property
+    def sliding_window(self) -> int:
+        """
+        Tokens that a query sees, its own included.
+        """
+class ChunkedLocalAttentionSpec(AttentionSpec):
+    """
+    A layer whose queries see the tokens of their own chunk; earlier chunks are given back.
+    
+    Args:
+        block_size, num_kv_heads, head_size, dtype, head_size_v, page_size_padded: As in
+            `FullAttentionSpec`.
+        attention_chunk_size: Tokens of a chunk.
+    
+    Raises:
+        ValueError: a size out of range, or an unknown dtype.
+    
+    Source:
+        vLLM 0.32 v1/kv_cache_interface.py::ChunkedLocalAttentionSpec.
+    """
+    def __init__(self, *, block_size: int, num_kv_heads: int, head_size: int, dtype: typing.Any, attention_chunk_size: int, head_size_v: int | None = None, page_size_padded: int | None = None) -> None:
+        ...
+    def __repr__(self) -> str:
+        ...
+    @property
+    def attention_chunk_size(self) -> int:
+        """
+        Tokens of a chunk.
+        """
+class KVCacheGroupSpec:
+    """
+    Layers that share one block table.
+    
+    Args:
+        layer_names: The layers.
+        kv_cache_spec: What each of them keeps.
+        is_eagle_group: Whether layers of an EAGLE or MTP draft model are among them.
+    
+    Source:
+        vLLM 0.32 v1/kv_cache_interface.py::KVCacheGroupSpec.
+    """
+    def __init__(self, layer_names: collections.abc.Sequence[str], kv_cache_spec: KVCacheSpec, is_eagle_group: bool = False) -> None:
+        ...
+    def __repr__(self) -> str:
+        ...
+    @property
+    def is_eagle_group(self) -> bool:
+        """
+        Whether layers of a draft model are among them.
+        """
+    @property
+    def kv_cache_spec(self) -> KVCacheSpec:
+        """
+        What each of them keeps.
+        """
+    @property
+    def layer_names(self) -> list[str]:
+        """
+        The layers.
+        """
+class KVCacheTensor:
+    """
+    Where layers of one shape lie in the memory of the cache.
+    
+    Block ``b`` of ``layers[l]`` begins at byte ``offset + l * layer_stride + b * block_stride``.
+    
+    Args:
+        size: Bytes of the whole allocation.
+        layers: Names of the layers.
+        layer_stride: Bytes from a layer to the next.
+        block_stride: Bytes from a block to the next.
+        offset: Where block 0 of the first layer begins, in bytes.
+    
+    Source:
+        vLLM 0.32 v1/kv_cache_interface.py::KVCacheTensor.
+    """
+    def __init__(self, size: int, layers: collections.abc.Sequence[str], layer_stride: int, block_stride: int, offset: int = 0) -> None:
+        ...
+    def __repr__(self) -> str:
+        ...
+    @property
+    def block_stride(self) -> int:
+        """
+        Bytes from a block to the next.
+        """
+    @property
+    def layer_stride(self) -> int:
+        """
+        Bytes from a layer to the next.
+        """
+    @property
+    def layers(self) -> list[str]:
+        """
+        Names of the layers.
+        """
+    @property
+    def offset(self) -> int:
+        """
+        Where the first layer begins, in bytes.
+        """
+    @property
+    def size(self) -> int:
+        """
+        Bytes of the whole allocation.
+        """
+class KVCacheConfig:
+    """
+    How the layers of a model share one pool of blocks.
+    
+    Args:
+        num_blocks: Blocks of the pool, the null block included.
+        kv_cache_tensors: Where the layers lie in memory; not read by `KVCacheManager`.
+        kv_cache_groups: The groups of layers.
+        prefix_cache_retention_interval: Which blocks of sliding-window groups are cached. None: all
+            that a hit can need; 0: only those that a repeated prompt needs; n, a multiple of the
+            scheduler's block size: also those before every n-th token.
+    
+    Source:
+        vLLM 0.32 v1/kv_cache_interface.py::KVCacheConfig.
+    """
+    def __init__(self, num_blocks: int, kv_cache_tensors: collections.abc.Sequence[KVCacheTensor], kv_cache_groups: collections.abc.Sequence[KVCacheGroupSpec], prefix_cache_retention_interval: int | None = None) -> None:
+        ...
+    def __repr__(self) -> str:
+        ...
+    @property
+    def kv_cache_groups(self) -> list[KVCacheGroupSpec]:
+        """
+        The groups of layers.
+        """
+    @property
+    def kv_cache_tensors(self) -> list[KVCacheTensor]:
+        """
+        Where the layers lie in memory.
+        """
+    @property
+    def num_blocks(self) -> int:
+        """
+        Blocks of the pool, the null block included.
+        """
+    @property
+    def prefix_cache_retention_interval(self) -> int | None:
+        """
+        Which blocks of sliding-window groups are cached.
+        """
+class UniformTypeKVCacheSpecs(KVCacheSpec):
+    """
+    Layers of one kind that need the same slots, but differ in the bytes of a token.
+    
+    Source:
+        vLLM 0.32 v1/kv_cache_interface.py::UniformTypeKVCacheSpecs.
+    """
+    @property
+    def kv_cache_specs(self) -> dict[str, KVCacheSpec]:
+        """
+        The spec of each layer.
+        """
+class BlockStored:
+    """
+    Blocks of one group became findable, or were reused by a request that reports that.
+    
+    Source:
+        vLLM 0.32 distributed/kv_events.py::BlockStored.
+    """
+    @property
+    def block_hashes(self) -> list[int | bytes]:
+        """
+        One hash for each block: its low 64 bits, or its bytes. Blocks that are left out of the cache have none.
+        """
+    @property
+    def block_size(self) -> int:
+        """
+        Tokens per block.
+        """
+    @property
+    def extra_keys(self) -> list[typing.Any] | None:
+        """
+        What besides tokens names each block, without the kinds of the keys.
+        """
+    @property
+    def group_idx(self) -> int:
+        """
+        The cache group.
+        """
+    @property
+    def kv_cache_spec_kind(self) -> str:
+        """
+        The group's kind of attention.
+        """
+    @property
+    def kv_cache_spec_sliding_window(self) -> int | None:
+        """
+        Its window in tokens, or None.
+        """
+    @property
+    def lora_id(self) -> int | None:
+        """
+        Id of the adapter, or None.
+        """
+    @property
+    def lora_name(self) -> str | None:
+        """
+        Name of the adapter, or None.
+        """
+    @property
+    def medium(self) -> str:
+        """
+        Where the blocks are.
+        """
+    @property
+    def parent_block_hash(self) -> int | bytes | None:
+        """
+        Hash of the block before the first; None at the beginning.
+        """
+    @property
+    def session_id(self) -> str | None:
+        """
+        The request's session, or None.
+        """
+    @property
+    def token_ids(self) -> list[int]:
+        """
+        Tokens of the whole range of blocks, those left out included.
+        """
+class BlockRemoved:
+    """
+    A block can no longer be found under this hash.
+    
+    Source:
+        vLLM 0.32 distributed/kv_events.py::BlockRemoved.
+    """
+    @property
+    def block_hashes(self) -> list[int | bytes]:
+        """
+        One hash: its low 64 bits, or its bytes.
+        """
+    @property
+    def group_idx(self) -> int:
+        """
+        The cache group.
+        """
+    @property
+    def medium(self) -> str:
+        """
+        Where the block was.
+        """
+class AllBlocksCleared:
+    """
+    The prefix cache was emptied.
+    
+    Source:
+        vLLM 0.32 distributed/kv_events.py::AllBlocksCleared.
+    """
+class KVCacheEvictionEvent:
+    """
+    The life of a block's content.
+    
+    Source:
+        vLLM 0.32 v1/metrics/stats.py::KVCacheEvictionEvent.
+    """
+    @property
+    def idle_seconds(self) -> float:
+        """
+        Since it was last found.
+        """
+    @property
+    def lifetime_seconds(self) -> float:
+        """
+        From one allocation of the block to the next.
+        """
+    @property
+    def reuse_gaps_seconds(self) -> list[float]:
+        """
+        Between the last times that it was found, at most three.
+        """
+class KVCacheMetricsCollector:
+    """
+    Watches a sample of a pool's blocks: how long content stays, how often it is used again.
+    
+    Args:
+        sample_rate: Share of the allocations that is watched, in (0, 1].
+        seed: Of the choice.
+    
+    Raises:
+        ValueError: `sample_rate` out of range.
+    
+    Source:
+        vLLM 0.32 v1/core/kv_cache_metrics.py::KVCacheMetricsCollector.
+    """
+    def __init__(self, sample_rate: typing.SupportsFloat | typing.SupportsIndex = 0.01, seed: int = 0) -> None:
+        ...
+    def drain_events(self) -> list[KVCacheEvictionEvent]:
+        """
+        The watched blocks that were handed out again since the last call.
+        """
+    def reset(self) -> None:
+        """
+        Forget everything.
+        """
+    @property
+    def sample_rate(self) -> float:
+        """
+        Share of the allocations that is watched.
+        """
+class PrefixCacheStats:
+    """
+    How much of the prompts the prefix cache gave, since the last report.
+    
+    Source:
+        vLLM 0.32 v1/metrics/stats.py::PrefixCacheStats.
+    """
+    @property
+    def hits(self) -> int:
+        """
+        Tokens found.
+        """
+    @property
+    def preempted_hits(self) -> int:
+        """
+        Tokens found for them.
+        """
+    @property
+    def preempted_queries(self) -> int:
+        """
+        Their tokens.
+        """
+    @property
+    def preempted_requests(self) -> int:
+        """
+        Requests that looked and had been preempted.
+        """
+    @property
+    def queries(self) -> int:
+        """
+        Their tokens.
+        """
+    @property
+    def requests(self) -> int:
+        """
+        Requests that looked.
+        """
+    @property
+    def reset(self) -> bool:
+        """
+        Whether the cache was emptied.
+        """
+class KVCacheManager:
+    """
+    Which blocks each request holds: prefix hits, allocation, caching, release.
+    
+    It holds ids and counters, never tensors. A request is known by its id. A call that raises changes
+    nothing.
+    
+    Args:
+        kv_cache_config: Blocks and cache groups.
+        max_model_len: No request gets slots past this many tokens.
+        scheduler_block_size: Every hit is a multiple of this many tokens: a multiple of every group's
+            block size.
+        hash_block_size: Tokens that one block hash of a request covers: a divisor of every group's block
+            size.
+        max_in_flight_tokens: Tokens that are scheduled and not processed yet, at most; None:
+            `max_model_len`.
+        enable_caching: Whether full blocks can be found again.
+        use_eagle: Whether hits drop their last block: in the groups that say so, or in all if none does.
+        num_prefill_lookahead: Tokens after a chunk of a prompt that the draft model looks at.
+        log_stats: Whether `record_prefix_cache_stats` counts.
+        enable_kv_cache_events: Whether `take_events` has something to give.
+        metrics_collector: Watches a sample of the blocks.
+        watermark: Share of the blocks that stays free when a request is admitted beside others.
+        use_int_block_hashes: Whether events show the low 64 bits of hashes as integers, or all bytes.
+    
+    Raises:
+        ValueError: arguments that do not fit together.
+    
+    Source:
+        vLLM 0.32 v1/core/kv_cache_manager.py::KVCacheManager.
+    
+    Example:
+        >>> spec = FullAttentionSpec(block_size=4, num_kv_heads=1, head_size=8, dtype="float32")
+        >>> config = KVCacheConfig(10, [], [KVCacheGroupSpec(["layer.0"], spec)])
+        >>> manager = KVCacheManager(config, 64, scheduler_block_size=4, hash_block_size=4)
+        >>> manager.usage
+        0.0
+    """
+    def __init__(self, kv_cache_config: KVCacheConfig, max_model_len: int, scheduler_block_size: int, hash_block_size: int, max_in_flight_tokens: int | None = None, enable_caching: bool = True, use_eagle: bool = False, num_prefill_lookahead: int = 0, log_stats: bool = False, enable_kv_cache_events: bool = False, metrics_collector: KVCacheMetricsCollector = None, watermark: typing.SupportsFloat | typing.SupportsIndex = 0.0, use_int_block_hashes: bool = True) -> None:
+        ...
+    def allocate_slots(self, request: Request, num_new_tokens: int, num_new_computed_tokens: int = 0, new_computed_blocks: KVCacheBlocks = None, num_lookahead_tokens: int = 0, num_external_computed_tokens: int = 0, delay_cache_blocks: bool = False, full_sequence_must_fit: bool = False, reserved_blocks: int = 0, has_scheduled_reqs: bool = True) -> KVCacheBlocks | None:
+        """
+        Give a request slots for its next tokens.
+        
+        The hit is taken over before blocks are taken, so that taking blocks cannot evict it. Blocks that the
+        tokens fill become findable at once, as far as the request's tokens are known: drafts are not cached.
+        
+        Args:
+            request: `num_computed_tokens`, `num_in_flight_tokens` and `status` are read.
+            num_new_tokens: Tokens to compute, drafts included.
+            num_new_computed_tokens: Tokens of `new_computed_blocks`.
+            new_computed_blocks: From `get_computed_blocks`, for a request that holds no blocks.
+            num_lookahead_tokens: Slots for drafts to come.
+            num_external_computed_tokens: Tokens computed elsewhere, to be loaded into blocks.
+            delay_cache_blocks: Do not cache yet: `cache_blocks` follows when the tokens have arrived.
+            full_sequence_must_fit: Refuse unless all tokens that the request has now would fit.
+            reserved_blocks: Blocks that stay free for others.
+            has_scheduled_reqs: Whether others run in this step: the watermark counts.
+        
+        Returns:
+            The blocks that were taken for the new tokens, possibly none; None if too few are free. Then
+            nothing has changed, except that blocks which the request no longer needs were given back.
+        
+        Raises:
+            ValueError: nothing to allocate, a number out of range, a hit for a request that holds blocks, or
+                a request without hashes to cache it by. Nothing has changed.
+        
+        Notes:
+            Cost: linear in the blocks taken, adopted, cached or given back.
+        """
+    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
+        """
+        Make the full blocks of the first `num_computed_tokens` tokens findable.
+        """
+    def check_integrity(self) -> None:
+        """
+        Raise InvariantError if the state is inconsistent. O(num_blocks), for tests.
+        """
+    def estimate_cached_tokens(self, request: Request) -> int:
+        """
+        Tokens of the request that all groups have in the cache. O(blocks).
+        """
+    def evict_blocks(self, block_ids: collections.abc.Iterable[KVCacheBlock] | collections.abc.Iterable[int]) -> None:
+        """
+        Remove blocks from the prefix cache; holders keep them.
+        """
+    def free(self, request: Request) -> None:
+        """
+        Give back a request's blocks, the last first. One without blocks is left alone.
+        """
+    def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
+        """
+        A request's block ids: a tuple with one list a group.
+        """
+    def get_block_ids_for_computed_tokens(self, request_id: str, num_computed_tokens: int) -> tuple[list[int], ...]:
+        """
+        `get_block_ids` of the first `num_computed_tokens` tokens.
+        """
+    def get_blocks(self, request_id: str) -> KVCacheBlocks:
+        """
+        A request's blocks; none if it is unknown.
+        """
+    def get_computed_blocks(self, request: Request) -> tuple[KVCacheBlocks, int, int]:
+        """
+        The longest cached prefix of a request that holds no blocks.
+        
+        At least one token is left to compute. Nothing changes, so `allocate_slots` must come before the
+        next allocation.
+        
+        Returns:
+            (blocks, num_tokens, shared_prefix_boundary): the blocks of the hit, null blocks where none is
+            needed; its tokens; and where a prefix ends that others share but a sliding-window group has not
+            kept, to be stored in the request (0: none).
+        
+        Notes:
+            Cost: one lookup per block of the hit; with sliding windows, per block of the request at most.
+        """
+    def make_prefix_cache_stats(self) -> PrefixCacheStats | None:
+        """
+        The counts since the last call; None without `log_stats`.
+        """
+    def pop_blocks_for_free(self, request: Request) -> list[KVCacheBlock]:
+        """
+        Forget a request, whose blocks stay held.
+        
+        Returns:
+            Its blocks, group after group. ``block_pool.free_blocks(reversed(blocks))`` must follow.
+        """
+    def prefix_cache_lookup_enabled(self, request: Request) -> bool:
+        """
+        Whether cached blocks may be reused for the request.
+        """
+    def record_prefix_cache_stats(self, request: Request, num_hits: int) -> None:
+        """
+        Count a lookup, with `log_stats`: tokens asked for and found.
+        """
+    def remove_skipped_blocks(self, request_id: str, processed_computed_tokens: int) -> None:
+        """
+        Give back blocks that no token after the first `processed_computed_tokens` needs.
+        """
+    def reset_prefix_cache(self) -> bool:
+        """
+        Empty the prefix cache. False, and no change, while any block is held.
+        """
+    def take_events(self) -> list[typing.Any]:
+        """
+        What happened to the prefix cache since the last call, in order: `BlockStored`, `BlockRemoved`, `AllBlocksCleared`.
+        """
+    def truncate_computed_blocks(self, blocks: KVCacheBlocks, num_computed_tokens: int) -> KVCacheBlocks:
+        """
+        The first blocks of a hit, for `num_computed_tokens` tokens: a multiple of every block size.
+        """
+    @property
+    def block_pool(self) -> BlockPool:
+        """
+        The pool of all groups.
+        """
+    @property
+    def empty_kv_cache_blocks(self) -> KVCacheBlocks:
+        """
+        No blocks in any group.
+        """
+    @property
+    def enable_caching(self) -> bool:
+        """
+        Whether full blocks can be found again.
+        """
+    @property
+    def kv_cache_config(self) -> KVCacheConfig:
+        """
+        The groups. A copy.
+        """
+    @property
+    def max_model_len(self) -> int:
+        """
+        No request gets slots past this many tokens.
+        """
+    @property
+    def num_kv_cache_groups(self) -> int:
+        """
+        Number of cache groups.
+        """
+    @property
+    def usage(self) -> float:
+        """
+        Share of the pool that requests hold: 0.0 .. 1.0.
+        """
 def build_info() -> dict[str, str]:
     """
     How the native code was built: compiler, build type, CUDA architectures and sanitizers, empty where there are none.
+    """
+def estimate_max_model_len(kv_cache_groups: collections.abc.Sequence[KVCacheGroupSpec], *, max_model_len: int, max_in_flight_tokens: int, available_memory: int) -> int:
+    """
+    The longest request that fits into memory, in tokens.
+    
+    Args:
+        kv_cache_groups: The groups of the model.
+        max_model_len: No longer than this.
+        max_in_flight_tokens: Most tokens that are scheduled and not processed yet.
+        available_memory: Bytes.
+    
+    Returns:
+        At most `max_model_len`; 0 if not even one token fits.
+    
+    Source:
+        vLLM 0.32 v1/core/kv_cache_utils.py::_estimate_max_model_len_from_groups.
     """
 def generate_block_hash_extra_keys(request: typing.Any, start_token_idx: int, end_token_idx: int, start_mm_idx: int) -> tuple[tuple[tuple[typing.Any, ...], ...] | None, int]:
     """
@@ -735,6 +1688,13 @@ def generate_block_hash_extra_keys(request: typing.Any, start_token_idx: int, en
     Source:
         vLLM 0.32 v1/core/kv_cache_utils.py::generate_block_hash_extra_keys.
     """
+def generate_scheduler_kv_cache_config(kv_cache_configs: collections.abc.Sequence[KVCacheConfig]) -> KVCacheConfig:
+    """
+    What a scheduler needs of the workers' configs: one spec a group.
+    
+    Source:
+        vLLM 0.32 v1/core/kv_cache_utils.py::generate_scheduler_kv_cache_config.
+    """
 def get_block_hash(key: bytes) -> bytes:
     """
     The hash in a key of the prefix cache.
@@ -750,6 +1710,64 @@ def get_block_table_width(max_num_blocks: int, block_size: int, *, token_alignme
 def get_group_id(key: bytes) -> int:
     """
     The group id in a key of the prefix cache.
+    """
+def get_kv_cache_configs(kv_cache_specs: collections.abc.Sequence[dict[str, KVCacheSpec]], available_memory: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], *, max_model_len: int, max_in_flight_tokens: int, num_gpu_blocks_override: int | None = None, prefix_cache_retention_interval: int | None = None, num_prefill_lookahead_tokens: int = 0, disable_hybrid_kv_cache_manager: bool = False) -> list[KVCacheConfig]:
+    """
+    How many blocks each worker has, and where its layers lie in memory.
+    
+    All workers get the same groups, as far as they have their layers, and as many blocks as the smallest
+    worker can have.
+    
+    Args:
+        kv_cache_specs: For each worker, the spec of each of its layers.
+        available_memory: Bytes of each worker.
+        max_model_len: Longest request, in tokens.
+        max_in_flight_tokens: Most tokens that are scheduled and not processed yet.
+        num_gpu_blocks_override: This many blocks instead of what fits.
+        prefix_cache_retention_interval: See `KVCacheConfig`.
+        num_prefill_lookahead_tokens: Tokens after a chunk of a prompt that a draft model looks at.
+        disable_hybrid_kv_cache_manager: See `get_kv_cache_groups`.
+    
+    Raises:
+        ValueError: a request of `max_model_len` tokens does not fit beside the null block, or workers
+            disagree about a layer.
+    
+    Source:
+        vLLM 0.32 v1/core/kv_cache_utils.py::get_kv_cache_configs.
+    """
+def get_kv_cache_groups(kv_cache_spec: dict[str, KVCacheSpec], *, disable_hybrid_kv_cache_manager: bool = False) -> list[KVCacheGroupSpec]:
+    """
+    Which layers of a model share a block table.
+    
+    Layers with specs that can be merged are one group; layers of different kinds are split into groups of
+    equally many layers, whose blocks have equal bytes, as all take blocks from one pool.
+    
+    Args:
+        kv_cache_spec: The spec of each layer, in order.
+        disable_hybrid_kv_cache_manager: One group, whose layers all keep every token.
+    
+    Returns:
+        The groups; none without layers.
+    
+    Raises:
+        ValueError: layers that cannot be grouped.
+    
+    Source:
+        vLLM 0.32 v1/core/kv_cache_utils.py::get_kv_cache_groups.
+    
+    Example:
+        >>> shape = dict(block_size=16, num_kv_heads=8, head_size=128, dtype="bfloat16")
+        >>> full, window = FullAttentionSpec(**shape), SlidingWindowSpec(sliding_window=1024, **shape)
+        >>> layers = {f"layer.{i}": full if i % 3 == 2 else window for i in range(6)}
+        >>> [group.layer_names for group in get_kv_cache_groups(layers)]
+        [['layer.0', 'layer.3'], ['layer.1', 'layer.4'], ['layer.2', 'layer.5']]
+    """
+def get_max_concurrency_for_kv_cache_config(kv_cache_config: KVCacheConfig, *, max_model_len: int, max_in_flight_tokens: int) -> float:
+    """
+    Requests of `max_model_len` tokens that the blocks hold at a time.
+    
+    Source:
+        vLLM 0.32 v1/core/kv_cache_utils.py::get_max_concurrency_for_kv_cache_config.
     """
 def hash_block_tokens(parent: bytes, token_ids: collections.abc.Sequence[int] | numpy.typing.NDArray[numpy.integer], extra_keys: collections.abc.Sequence[collections.abc.Sequence[bytes | str | int]] | None = None) -> bytes:
     """
@@ -811,5 +1829,17 @@ def sha256_cbor(value: typing.Any) -> bytes:
     Example:
         >>> sha256_cbor("vllm-none-hash").hex()[:8]
         '9bd96a48'
+    """
+def unify_kv_cache_spec_page_size(kv_cache_spec: dict[str, KVCacheSpec]) -> dict[str, KVCacheSpec]:
+    """
+    The same layers with blocks of equal bytes.
+    
+    A page that divides the largest one gets a larger block, another is padded.
+    
+    Args:
+        kv_cache_spec: The spec of each layer.
+    
+    Source:
+        vLLM 0.32 v1/core/kv_cache_utils.py::unify_kv_cache_spec_page_size.
     """
 __version__: str = '0.1.0'

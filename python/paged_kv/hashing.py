@@ -33,6 +33,7 @@ __all__ = [
     "NONE_HASH",
     "BlockHashList",
     "HashedRequest",
+    "RequestBlockHasher",
     "generate_block_hash_extra_keys",
     "get_block_hash",
     "get_group_id",
@@ -136,14 +137,54 @@ def hash_blocks(
     return _core.hash_full_blocks(None, token_ids, block_size, 0, parent)
 
 
+class RequestBlockHasher:
+    """Hashes the blocks of a request that became full since it last did.
+
+    Made by `get_request_block_hasher`.
+
+    Attributes:
+        hash_block_size: Tokens per block.
+        is_native: Whether it is `sha256_cbor`, which a `paged_kv.Request` computes by itself.
+    """
+
+    __slots__ = ("_hash_function", "hash_block_size")
+
+    def __init__(self, hash_block_size: int, hash_function: Callable[[Any], bytes]) -> None:
+        if hash_block_size <= 0:
+            msg = f"hash_block_size must be positive, got {hash_block_size}"
+            raise ValueError(msg)
+        self.hash_block_size = hash_block_size
+        self._hash_function = hash_function
+
+    @property
+    def is_native(self) -> bool:
+        """Whether the hashes are those of `sha256_cbor`."""
+        return self._hash_function is sha256_cbor
+
+    def __call__(self, request: HashedRequest) -> BlockHashList:
+        """The hashes of the full blocks that are not in ``request.block_hashes`` yet."""
+        block_size = self.hash_block_size
+        hashes = request.block_hashes
+        num_hashed = len(hashes)
+        num_full = len(request.all_token_ids) // block_size
+        if num_hashed >= num_full:
+            return BlockHashList()
+        parent = hashes[-1] if num_hashed else NONE_HASH
+        token_ids = request.all_token_ids[num_hashed * block_size : num_full * block_size]
+        if self.is_native:
+            return _core.hash_full_blocks(request, token_ids, block_size, num_hashed, parent)
+        return _hash_with(self._hash_function, request, token_ids, block_size, num_hashed, parent)
+
+
 def get_request_block_hasher(
     hash_block_size: int, caching_hash_fn: Callable[[Any], bytes] = sha256_cbor
-) -> Callable[[HashedRequest], BlockHashList]:
+) -> RequestBlockHasher:
     """Make a function that hashes the blocks of a request that became full since it last did.
 
-    The caller adds what the function returns to the request's `block_hashes`. `lora_request`,
-    `mm_features`, `cache_salt` and `prompt_embeds` of the request are read where present. The cost
-    is one hash per new full block; tokens of hashed blocks are not looked at.
+    The caller adds what the function returns to the request's `block_hashes`; a `paged_kv.Request`
+    does so by itself. `lora_request`, `mm_features`, `cache_salt` and `prompt_embeds` of the
+    request are read where present. The cost is one hash per new full block; tokens of hashed blocks
+    are not looked at.
 
     Args:
         hash_block_size: Tokens per block.
@@ -160,22 +201,7 @@ def get_request_block_hasher(
         >>> len(request.block_hashes), len(hasher(request))
         (2, 0)
     """
-    if hash_block_size <= 0:
-        msg = f"hash_block_size must be positive, got {hash_block_size}"
-        raise ValueError(msg)
-
-    def hash_new_full_blocks(request: HashedRequest) -> BlockHashList:
-        num_hashed = len(request.block_hashes)
-        num_full = len(request.all_token_ids) // hash_block_size
-        if num_hashed >= num_full:
-            return BlockHashList()
-        parent = request.block_hashes[-1] if num_hashed else NONE_HASH
-        token_ids = request.all_token_ids[num_hashed * hash_block_size : num_full * hash_block_size]
-        if caching_hash_fn is sha256_cbor:
-            return _core.hash_full_blocks(request, token_ids, hash_block_size, num_hashed, parent)
-        return _hash_with(caching_hash_fn, request, token_ids, hash_block_size, num_hashed, parent)
-
-    return hash_new_full_blocks
+    return RequestBlockHasher(hash_block_size, caching_hash_fn)
 
 
 def _hash_with(

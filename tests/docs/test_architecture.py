@@ -27,8 +27,14 @@ CORE_LAYERS = (
         *("sha256", "cbor", "block_hash", "request_hash"),
         *("kv_block", "free_queue", "index_table", "block_hash_map"),
     ),
-    ("block_pool", "kv_cache_blocks", "block_table", "slot_mapping"),
-    ("block_space_manager",),
+    ("kv_events", "kv_cache_metrics", "prefix_cache_stats", "kv_cache_spec", "kv_cache_config"),
+    ("uniform_type_spec", "kv_cache_groups", "kv_cache_sizing"),
+    ("block_pool", "kv_cache_blocks", "block_table", "slot_mapping", "request"),
+    ("block_space_manager", "request_table", "stored_event", "managers/single_type"),
+    ("managers/full_attention", "managers/sliding_window", "managers/chunked_local"),
+    ("managers/factory", "kv_cache_coordinator"),
+    ("coordinators/no_prefix_cache", "coordinators/unitary", "coordinators/hybrid"),
+    ("kv_cache_manager",),
 )
 
 # Parts of the Python package, lowest layer first. A module imports its own part and parts of lower

@@ -6,12 +6,16 @@
 #include "paged_kv/free_queue.h"
 #include "paged_kv/ids.h"
 #include "paged_kv/kv_block.h"
+#include "paged_kv/kv_cache_metrics.h"
+#include "paged_kv/kv_events.h"
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <span>
+#include <unordered_map>
 #include <vector>
 
 namespace paged_kv {
@@ -40,8 +44,8 @@ struct BlockPoolDump {
 //   I3  a block is in the free queue exactly if its ref_cnt is 0 and it is not the null block;
 //   I4  ref_cnt is never negative;
 //   I5  the prefix-cache index is well formed (M1 .. M3 of BlockHashToBlockMap);
-//   I6  the index holds (key, block) exactly if the block has that key, so there are at most as
-//       many entries as blocks;
+//   I6  the index holds (key, block) exactly if the block has that key: its own, or one of its
+//       secondary keys, which name parts of it;
 //   I7  the null block has ref_cnt 0 and no hash; without caching no block has one.
 //
 // Cost: O(1) per block for every method, unless said otherwise; nothing but results is allocated.
@@ -50,8 +54,10 @@ struct BlockPoolDump {
 class BlockPool {
  public:
   // `num_gpu_blocks` includes the null block. `hash_block_size` is the number of tokens that one
-  // of a request's block hashes covers.
-  BlockPool(std::int32_t num_gpu_blocks, bool enable_caching, std::int32_t hash_block_size);
+  // of a request's block hashes covers. With events, kv_events() reports what leaves the cache.
+  BlockPool(std::int32_t num_gpu_blocks, bool enable_caching, std::int32_t hash_block_size,
+            bool enable_kv_cache_events = false,
+            std::shared_ptr<KVCacheMetricsCollector> metrics_collector = nullptr);
   BlockPool(const BlockPool&) = delete;
   BlockPool& operator=(const BlockPool&) = delete;
 
@@ -68,15 +74,23 @@ class BlockPool {
     return cached_block_hash_to_block_;
   }
 
+  // Null without events.
+  [[nodiscard]] KVEventQueue* kv_events() noexcept { return kv_events_ ? &*kv_events_ : nullptr; }
+
   [[nodiscard]] std::int32_t get_num_free_blocks() const noexcept {
     return free_block_queue_.num_free_blocks();
   }
   // Share of the blocks, without the null block, that is held: 0.0 .. 1.0.
   [[nodiscard]] double get_usage() const noexcept;
 
+  // Throws std::invalid_argument unless all are blocks of this pool.
+  void check_ids(std::span<const BlockId> blocks) const;
+
   // Takes blocks from the front of the free queue. What they held leaves the prefix cache.
   // Throws OutOfBlocksError if fewer than `num_blocks` are free.
   [[nodiscard]] std::vector<BlockId> get_new_blocks(std::int64_t num_blocks);
+  // The same, to the end of `blocks`: a request's table grows without a list in between.
+  void append_new_blocks(std::int64_t num_blocks, std::vector<BlockId>& blocks);
 
   // One more holder for each block. A free one leaves the queue and keeps its content.
   void touch(std::span<const BlockId> blocks);
@@ -91,11 +105,25 @@ class BlockPool {
   // blocks of the request and `block_hashes` all its hashes, of hash_block_size() tokens each;
   // `block_size`, in tokens, may be a multiple of that. Null blocks are skipped, and so is each
   // block i of the range whose block_mask[i] is 0 (an empty mask skips none). A block that has this
-  // key already stays as it is; another key, or a block that nobody holds, is refused.
+  // key already stays as it is; the key of a part of the block (cache_partial_block) gives way to
+  // that of the whole; another key, or a block that nobody holds, is refused.
   void cache_full_blocks(std::span<const BlockHash> block_hashes, std::span<const BlockId> blocks,
                          std::int64_t num_cached_blocks, std::int64_t num_full_blocks,
                          std::int64_t block_size, GroupId kv_cache_group_id,
                          std::span<const std::uint8_t> block_mask = {});
+
+  // Makes the first tokens of a held block findable, up to the first `num_tokens` of the request, a
+  // multiple of hash_block_size() that ends inside the block. A block whose content is named
+  // already gets a secondary key, which leaves the index with the first. True if the key is new.
+  // Nothing happens to the null block, or without caching.
+  bool cache_partial_block(std::span<const BlockHash> block_hashes, BlockId block,
+                           std::int64_t num_tokens, GroupId kv_cache_group_id);
+
+  // Whether every group has a cached block of this content; if so, block_ids[i] becomes that of
+  // kv_cache_group_ids[i]. Does not touch them, and does not allocate.
+  [[nodiscard]] bool find_cached_blocks(const BlockHash& block_hash,
+                                        std::span<const GroupId> kv_cache_group_ids,
+                                        std::span<BlockId> block_ids) const;
 
   // The cached block of each group, or nullopt unless every group has one. Does not touch them.
   [[nodiscard]] std::optional<std::vector<BlockId>> get_cached_block(
@@ -124,12 +152,24 @@ class BlockPool {
 
  private:
   [[nodiscard]] KVCacheBlock& at(BlockId block) noexcept { return blocks_[block.index()]; }
-  void check_ids(std::span<const BlockId> blocks) const;
+  struct NewKey {
+    BlockHashWithGroupId key;
+    std::int32_t num_tokens;
+  };
+
+  void check_can_be_cached(const KVCacheBlock& block, const NewKey& key,
+                           std::int64_t block_size) const;
+  void insert_key(KVCacheBlock& block, const NewKey& key);
   void remove_from_cache(KVCacheBlock& block);
+  void remove_key(const KVCacheBlock& block, const BlockHashWithGroupId& key);
 
   std::vector<KVCacheBlock> blocks_;
   FreeKVCacheBlockQueue free_block_queue_;
   BlockHashToBlockMap cached_block_hash_to_block_;
+  // Of the blocks with has_secondary_keys, in the order in which they came.
+  std::unordered_map<BlockId, std::vector<BlockHashWithGroupId>> secondary_keys_;
+  std::optional<KVEventQueue> kv_events_;
+  std::shared_ptr<KVCacheMetricsCollector> metrics_collector_;
   bool enable_caching_;
   std::int32_t hash_block_size_;
   // Kept between calls of free_blocks(), so that it does not allocate.

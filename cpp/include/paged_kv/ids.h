@@ -41,6 +41,8 @@ class StrongId {
 using BlockId = StrongId<struct BlockIdTag, std::int32_t>;
 // A KV cache group: layers that share one block table.
 using GroupId = StrongId<struct GroupIdTag, std::int32_t>;
+// A request's row in the tables of a KVCacheManager. Rows are reused.
+using RequestIdx = StrongId<struct RequestIdxTag, std::int32_t>;
 
 // Block 0 of every pool: stands in tables where no block is held, and is never handed out.
 inline constexpr BlockId kNullBlockId{0};

@@ -27,6 +27,8 @@ struct alignas(64) KVCacheBlock {
   BlockId prev_free_block;
   BlockId next_free_block;
   bool in_free_queue = false;
+  // More keys lead to the block: the pool keeps them. Only with is_hashed().
+  bool has_secondary_keys = false;
   // The pool's block 0: a filler in tables that holds no tokens, is never handed out or cached.
   bool is_null = false;
 
@@ -34,6 +36,7 @@ struct alignas(64) KVCacheBlock {
   void reset_hash() noexcept {
     key = {};
     block_hash_num_tokens = 0;
+    has_secondary_keys = false;
   }
 };
 
