@@ -21,5 +21,6 @@ void bind_sizing(pybind11::module_& m);
 void bind_events(pybind11::module_& m);
 void bind_metrics(pybind11::module_& m);
 void bind_manager(pybind11::module_& m);
+void bind_request_batch(pybind11::module_& m);
 
 }  // namespace paged_kv::bindings

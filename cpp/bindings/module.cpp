@@ -48,4 +48,5 @@ PYBIND11_MODULE(_core, m) {
   paged_kv::bindings::bind_events(m);
   paged_kv::bindings::bind_metrics(m);
   paged_kv::bindings::bind_manager(m);
+  paged_kv::bindings::bind_request_batch(m);
 }

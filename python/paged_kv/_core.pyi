@@ -7,7 +7,7 @@ import enum
 import numpy
 import numpy.typing
 import typing
-__all__: list[str] = ['AllBlocksCleared', 'AllocStatus', 'AttentionSpec', 'BlockDevice', 'BlockHashList', 'BlockHashToBlockMap', 'BlockPool', 'BlockRemoved', 'BlockSpaceManager', 'BlockStored', 'BlockTable', 'ChunkedLocalAttentionSpec', 'FreeKVCacheBlockQueue', 'FullAttentionSpec', 'InvariantError', 'KVCacheBlock', 'KVCacheBlocks', 'KVCacheConfig', 'KVCacheEvictionEvent', 'KVCacheGroupSpec', 'KVCacheManager', 'KVCacheMetricsCollector', 'KVCacheSpec', 'KVCacheTensor', 'OutOfBlocksError', 'PrefixCacheStats', 'Request', 'RequestStatus', 'SlidingWindowSpec', 'UniformTypeKVCacheSpecs', 'build_info', 'estimate_max_model_len', 'generate_block_hash_extra_keys', 'generate_scheduler_kv_cache_config', 'get_block_hash', 'get_block_table_width', 'get_group_id', 'get_kv_cache_configs', 'get_kv_cache_groups', 'get_max_concurrency_for_kv_cache_config', 'hash_block_tokens', 'hash_full_blocks', 'make_block_hash_with_group_id', 'sha256', 'sha256_backends', 'sha256_cbor', 'unify_kv_cache_spec_page_size']
+__all__: list[str] = ['AllBlocksCleared', 'AllocStatus', 'AttentionSpec', 'BlockDevice', 'BlockHashList', 'BlockHashToBlockMap', 'BlockPool', 'BlockRemoved', 'BlockSpaceManager', 'BlockStored', 'BlockTable', 'ChunkedLocalAttentionSpec', 'FreeKVCacheBlockQueue', 'FullAttentionSpec', 'InvariantError', 'KVCacheBlock', 'KVCacheBlocks', 'KVCacheConfig', 'KVCacheEvictionEvent', 'KVCacheGroupSpec', 'KVCacheManager', 'KVCacheMetricsCollector', 'KVCacheSpec', 'KVCacheTensor', 'OutOfBlocksError', 'PrefixCacheStats', 'Request', 'RequestBatch', 'RequestStatus', 'SlidingWindowSpec', 'UniformTypeKVCacheSpecs', 'build_info', 'estimate_max_model_len', 'generate_block_hash_extra_keys', 'generate_scheduler_kv_cache_config', 'get_block_hash', 'get_block_table_width', 'get_group_id', 'get_kv_cache_configs', 'get_kv_cache_groups', 'get_max_concurrency_for_kv_cache_config', 'hash_block_tokens', 'hash_full_blocks', 'make_block_hash_with_group_id', 'sha256', 'sha256_backends', 'sha256_cbor', 'unify_kv_cache_spec_page_size']
 class OutOfBlocksError(ValueError):
     pass
 class InvariantError(AssertionError):
@@ -1648,6 +1648,125 @@ class KVCacheManager:
     def usage(self) -> float:
         """
         Share of the pool that requests hold: 0.0 .. 1.0.
+        """
+class RequestBatch:
+    """
+    The requests that an engine runs, each with a row of the block tables: a step is one call.
+    
+    A request has its row from `add` to `remove` or `free`, the same in the table of every cache group.
+    Meanwhile its blocks are given back, and its rows written, through the batch only; slots may be
+    allocated through the manager too, the rows follow with the next `allocate_slots`. Blocks that have
+    left a sliding window are null blocks (0) in the rows.
+    
+    Args:
+        kv_cache_manager: The manager of all requests.
+        block_tables: One table per cache group, with its block size and rows for `max_model_len` tokens.
+    
+    Raises:
+        ValueError: tables that do not fit the groups.
+    
+    Example:
+        >>> import numpy as np
+        >>> spec = FullAttentionSpec(block_size=4, num_kv_heads=1, head_size=8, dtype="float32")
+        >>> config = KVCacheConfig(10, [], [KVCacheGroupSpec(["layer.0"], spec)])
+        >>> manager = KVCacheManager(config, 64, 4, 4, enable_caching=False)
+        >>> table = BlockTable(4, max_num_reqs=8, max_num_blocks_per_req=16, max_num_batched_tokens=8)
+        >>> batch = RequestBatch(manager, [table])
+        >>> batch.add(Request("a", [1, 2, 3]), row_idx=5)
+        >>> rows = np.array([5], np.int32)
+        >>> batch.allocate_slots(rows, 3)
+        array([], dtype=int32)
+        >>> batch.append_output_token_ids(rows, np.array([7], np.int32))
+        >>> table.get_numpy_array()[5, :2].tolist()
+        [1, 0]
+        >>> batch.free(rows)
+        >>> manager.usage
+        0.0
+    """
+    def __init__(self, kv_cache_manager: KVCacheManager, block_tables: collections.abc.Sequence[BlockTable]) -> None:
+        ...
+    def add(self, request: Request, row_idx: int) -> None:
+        """
+        Give a request an empty row, and write the blocks that it holds there.
+        
+        Raises:
+            IndexError: no such row. Nothing has changed.
+            ValueError: a row that is not empty, or a request that is in the batch. Nothing has changed.
+        """
+    @typing.overload
+    def allocate_slots(self, rows: numpy.typing.NDArray[numpy.int32], num_new_tokens: numpy.typing.NDArray[numpy.int32], num_lookahead_tokens: int = 0, reserved_blocks: int = 0, stop_at_refusal: bool = False) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        `num_new_tokens`: int32 ``[n]``, contiguous.
+        """
+    @typing.overload
+    def allocate_slots(self, rows: numpy.typing.NDArray[numpy.int32], num_new_tokens: int, num_lookahead_tokens: int = 0, reserved_blocks: int = 0, stop_at_refusal: bool = False) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        Do what `KVCacheManager.allocate_slots` does, for the requests of `rows` in this order.
+        
+        The new tokens count as computed from then on (`num_computed_tokens`), blocks that they fill become
+        findable, and the new blocks are in the requests' rows of all tables.
+        
+        Args:
+            rows: int32 ``[n]``, contiguous.
+            num_new_tokens: Tokens to compute, drafts included: of every request.
+            num_lookahead_tokens: Slots for drafts to come, for each.
+            reserved_blocks: Blocks that stay free for others.
+            stop_at_refusal: Leave the requests after the first refused one alone: a scheduler that makes
+                room and goes on with ``rows[refused[0]:]`` takes the decisions that it would take request
+                by request.
+        
+        Returns:
+            int32: the places in `rows` of the requests that got no slots, ascending. They keep their blocks
+            and tokens; blocks that had left their windows were given back.
+        
+        Raises:
+            IndexError: no such row. Nothing has changed.
+            ValueError: a row without a request or named twice, or what `KVCacheManager.allocate_slots`
+                raises for any of the requests. Nothing has changed.
+        
+        Notes:
+            Cost: O(n), and the blocks taken, cached or given back. The GIL is held: a step is shorter than
+            it takes to get it back.
+        """
+    def append_output_token_ids(self, rows: numpy.typing.NDArray[numpy.int32], token_ids: numpy.typing.NDArray[numpy.int32], num_tokens: numpy.typing.NDArray[numpy.int32] | None = None) -> None:
+        """
+        Append tokens to the requests of `rows`, and hash the blocks that they fill.
+        
+        Args:
+            rows: int32 ``[n]``, contiguous.
+            token_ids: int32 ``[n]``, or those of all requests one after the other.
+            num_tokens: int32 ``[n]``: how many are each request's. Default: one.
+        
+        Raises:
+            IndexError: no such row. Nothing has changed.
+            ValueError: a row without a request or named twice, or lengths that do not fit. Nothing has
+                changed.
+        """
+    def check_integrity(self) -> None:
+        """
+        Raise InvariantError if the rows are inconsistent, for tests.
+        """
+    def free(self, rows: numpy.typing.NDArray[numpy.int32]) -> None:
+        """
+        Do what `KVCacheManager.free` and `remove` do, for the requests of `rows` in this order.
+        
+        Raises:
+            IndexError: no such row. Nothing has changed.
+            ValueError: a row without a request or named twice. Nothing has changed.
+        """
+    def remove(self, row_idx: int) -> None:
+        """
+        Take a request out and empty its row. It keeps its blocks.
+        """
+    @property
+    def max_num_reqs(self) -> int:
+        """
+        Number of rows.
+        """
+    @property
+    def num_reqs(self) -> int:
+        """
+        Requests in the batch.
         """
 def build_info() -> dict[str, str]:
     """

@@ -35,6 +35,7 @@ CORE_LAYERS = (
     ("managers/factory", "kv_cache_coordinator"),
     ("coordinators/no_prefix_cache", "coordinators/unitary", "coordinators/hybrid"),
     ("kv_cache_manager",),
+    ("request_batch",),
 )
 
 # Parts of the Python package, lowest layer first. A module imports its own part and parts of lower

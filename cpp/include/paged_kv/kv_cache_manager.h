@@ -101,6 +101,10 @@ class KVCacheManager {
   // The same without a list of the new blocks: those are the last num_new_blocks()[g] of
   // blocks(request, g). Allocates no memory, unless the request's table grows. False: refused.
   [[nodiscard]] bool try_allocate_slots(const Request& request, const AllocateSlotsArgs& args);
+  // Throws what try_allocate_slots() would throw, and changes nothing. O(groups) without a hit.
+  void check_allocate_slots(const Request& request, const AllocateSlotsArgs& args) const {
+    static_cast<void>(make_plan(request, request_table_.find(request), args));
+  }
   // Per group, of the last successful allocation.
   [[nodiscard]] std::span<const std::int64_t> num_new_blocks() const noexcept {
     return num_new_blocks_;
