@@ -4,8 +4,8 @@
 // each device. Block ids are checked where the host can read them.
 #pragma once
 
-#include "ops/params/block_shape.h"
 #include "ops/params/block_copy.h"
+#include "ops/params/block_shape.h"
 #include "ops/tensor_checks.h"
 #include "ops/tensor_views.h"
 

@@ -5,9 +5,9 @@
 // changes nothing.
 #pragma once
 
-#include "ops/params/block_shape.h"
 #include "ops/cpu/thread_runner.h"
 #include "ops/params/block_copy.h"
+#include "ops/params/block_shape.h"
 
 #include <cstdint>
 #include <span>

@@ -3,8 +3,8 @@
 // Copies of whole blocks on the device. Contracts: ops/params/block_copy.h.
 #pragma once
 
-#include "ops/params/block_shape.h"
 #include "ops/params/block_copy.h"
+#include "ops/params/block_shape.h"
 
 #include <cstddef>
 #include <cstdint>
