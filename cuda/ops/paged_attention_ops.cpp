@@ -15,6 +15,9 @@
 namespace paged_kv::cuda {
 namespace {
 
+// As max_seq_len: sequences may be as long as the block tables allow.
+constexpr std::int64_t kNoLimit = std::numeric_limits<std::int64_t>::max();
+
 // The base pointer and every stride but the last are multiples of `num_bytes`; the last is 1.
 void check_vectors(const Tensor& tensor, const char* name, std::int64_t num_bytes) {
   const auto element_bytes = static_cast<std::int64_t>(tensor.element_size());
@@ -40,8 +43,8 @@ void check_kernel_exists(const DecodeArguments& args, const NamedSizes& sizes) {
                  " and a multiple of 16 bytes of the cache, got ", sizes["head_size"]);
   PAGED_KV_CHECK(is_supported_block_size(args.block_size) &&
                      args.block_size <= std::numeric_limits<std::int32_t>::max(),
-                 "block_size: expected a multiple of ", kVectorTokens, " on CUDA, got ",
-                 args.block_size);
+                 "block_size: expected a multiple of ", kVectorTokens,
+                 ", below 2^31, on CUDA, got ", args.block_size);
   check_vectors(args.key_cache, "key_cache", kChunkBytes);
   check_vectors(args.value_cache, "value_cache",
                 std::min<std::int64_t>(kChunkBytes, kVectorTokens * element_bytes));
@@ -51,7 +54,6 @@ PagedAttentionParams checked_params(const DecodeArguments& args, NamedSizes& siz
   const KvCacheDtype kv_cache_dtype = parse_kv_cache_dtype(args.kv_cache_dtype);
   const DecodeInputs inputs = check_decode(args, kv_cache_dtype, sizes);
   check_kernel_exists(args, sizes);
-  const std::int64_t capacity = inputs.batch.block_tables.num_cols * args.block_size;
   return {
       .dtype = float_dtype(args.query),
       .kv_cache_dtype = kv_cache_dtype,
@@ -81,7 +83,7 @@ PagedAttentionParams checked_params(const DecodeArguments& args, NamedSizes& siz
       .num_heads = narrow<std::int32_t>(sizes["num_heads"], "num_heads"),
       .num_kv_heads = narrow<std::int32_t>(args.num_kv_heads, "num_kv_heads"),
       .head_size = static_cast<std::int32_t>(sizes["head_size"]),
-      .max_seq_len = args.max_seq_len < 0 ? capacity : args.max_seq_len,
+      .max_seq_len = args.max_seq_len < 0 ? kNoLimit : args.max_seq_len,
       .scale = static_cast<float>(args.scale),
   };
 }
@@ -98,10 +100,11 @@ void run_v2(const DecodeArguments& args, const PartitionTensors& tensors) {
   const PagedAttentionParams params = checked_params(args, sizes);
   const auto buffers = check_partition_buffers<void>(tensors, args.query.scalar_type(), sizes);
   const std::int64_t max_partitions = sizes["max_partitions"];
-  PAGED_KV_CHECK(args.max_seq_len <= max_partitions * kPartitionSize,
-                 "exp_sums: expected max_partitions >= ",
-                 ceil_div(args.max_seq_len, kPartitionSize), " (max_seq_len = ", args.max_seq_len,
-                 ", ", kPartitionSize, " tokens a partition), got ", max_partitions);
+  const std::int64_t num_needed =
+      args.max_seq_len < 0 ? 0 : ceil_div(args.max_seq_len, kPartitionSize);
+  PAGED_KV_CHECK(num_needed <= max_partitions, "exp_sums: expected max_partitions >= ", num_needed,
+                 " (max_seq_len = ", args.max_seq_len, ", ", kPartitionSize,
+                 " tokens a partition), got ", max_partitions);
   const CurrentStream current(args.out);
   paged_attention_v2(params, buffers, max_partitions, current.stream());
 }

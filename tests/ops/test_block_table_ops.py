@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cache_cases import int32
+from cache_cases import huge_tensor, int32
+from ops.backends import Backend
 
 from paged_kv import ops, reference
 from paged_kv.testing import ABSURD_BLOCK_ID
@@ -223,6 +224,27 @@ def test_slot_mapping_beyond_32_bits(backend):
     assert slots.tolist() == [2**43 - 1, 2**43 - 1, 2**43 - 4096]
 
 
+@pytest.mark.parametrize("size", [2**31, 2**32 + 1])
+def test_sizes_beyond_a_grid_are_refused(size):
+    """A grid counts in 32 bits; 2^32 + 1 must not become 1."""
+    emulated = Backend("emulated")
+    zeros = torch.zeros(1, dtype=torch.int32)
+    slots = stale_slots(3)
+    with pytest.raises(RuntimeError, match=f"query_start_loc: size: {size + 1} is out of range"):
+        emulated.compute_slot_mapping(
+            zeros.expand(size + 1), torch.arange(3), zeros.expand(size, 1), slots, 16
+        )
+    assert (slots == STALE).all()
+    many = zeros.expand(size)
+    with pytest.raises(RuntimeError, match=f"rows: size: {size} is out of range"):
+        emulated.apply_block_table_writes(torch.zeros(1, 1).int(), many, many, many, zeros)
+    out = huge_tensor(size, dtype=torch.int32)
+    with pytest.raises(RuntimeError, match=f"out: number of rows: {size} is out of range"):
+        emulated.gather_block_tables(zeros.view(1, 1), zeros, zeros, out.view(size, 1))
+    with pytest.raises(RuntimeError, match=f"out: expected at most 16776960 columns, got {size}"):
+        emulated.gather_block_tables(zeros.view(1, 1), zeros, zeros, out.view(1, size))
+
+
 def test_empty_batches(backend):
     slots = stale_slots(3)
     no_ids = int32()
@@ -249,6 +271,9 @@ def test_device_maps_bad_positions_to_no_slot(device_backend):
     slots = stale_slots(4)  # starts out of range: nothing outside the tensors is touched
     device_backend.compute_slot_mapping(int32(-5, 100), positions, tables, slots, 16, int32(1))
     assert slots.tolist() == [7 * 16, -1, -1, 8 * 16 + 2]
+    slots = stale_slots(6)  # more tokens than positions
+    device_backend.compute_slot_mapping(int32(0, 4), positions[:2], tables, slots, 16, int32(1))
+    assert slots.tolist() == [7 * 16, -1, -1, -1, -1, -1]
 
 
 def test_device_cuts_bad_writes_at_the_table(device_backend):

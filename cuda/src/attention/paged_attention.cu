@@ -25,10 +25,11 @@ std::int64_t max_shared_bytes_of_device() {
 
 // With max_seq_len cut at what the tables, int32 and `capacity` hold.
 PagedAttentionParams bounded(const PagedAttentionParams& params, std::int64_t capacity) {
+  constexpr std::int64_t kMaxTokens = std::numeric_limits<std::int32_t>::max();
+  const std::int64_t num_blocks = std::min(params.block_tables.num_cols, kMaxTokens);
   PagedAttentionParams result = params;
   result.max_seq_len =
-      std::min({params.max_seq_len, capacity, params.block_tables.num_cols * params.block_size,
-                std::int64_t{std::numeric_limits<std::int32_t>::max()}});
+      std::min({params.max_seq_len, capacity, num_blocks * params.block_size, kMaxTokens});
   return result;
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "paged_kv/cuda/block_tables.h"
 #include "paged_kv/cuda/launch.h"
+#include "paged_kv/math.h"
 
 #include <cstdint>
 
@@ -56,7 +57,7 @@ __global__ void __launch_bounds__(kNumThreads)
 
 void apply_block_table_writes(const ApplyBlockTableWritesParams& params, cudaStream_t stream) {
   if (params.rows.size == 0) return;
-  const dim3 grid(static_cast<unsigned>(params.rows.size));
+  const dim3 grid(static_cast<unsigned>(narrow<std::int32_t>(params.rows.size, "rows: size")));
   launch(&apply_block_table_writes_kernel, grid, kNumThreads, 0, stream, params);
 }
 

@@ -2,6 +2,7 @@
 #include "paged_kv/cuda/block_tables.h"
 #include "paged_kv/cuda/division.cuh"
 #include "paged_kv/cuda/launch.h"
+#include "paged_kv/math.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -36,7 +37,8 @@ __global__ void __launch_bounds__(kNumThreads)
   const std::int64_t thread = threadIdx.x;
   if (seq == num_seqs) {
     const std::int64_t num_tokens = max(p.query_start_loc[num_seqs], 0);
-    for (std::int64_t i = num_tokens + thread; i < p.slot_mapping.size; i += kNumThreads) {
+    const std::int64_t first_unmapped = min(num_tokens, num_mappable);
+    for (std::int64_t i = first_unmapped + thread; i < p.slot_mapping.size; i += kNumThreads) {
       p.slot_mapping[i] = kPadSlot;
     }
     return;
@@ -52,7 +54,9 @@ __global__ void __launch_bounds__(kNumThreads)
 }  // namespace
 
 void compute_slot_mapping(const SlotMappingParams& params, cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>(params.query_start_loc.size));
+  const auto num_blocks =
+      narrow<std::int32_t>(params.query_start_loc.size, "query_start_loc: size");
+  const dim3 grid(static_cast<unsigned>(num_blocks));
   launch(&compute_slot_mapping_kernel, grid, kNumThreads, 0, stream, params);
 }
 

@@ -138,12 +138,16 @@ __device__ __forceinline__ void copy_elements(const typename Conversion::From* s
 template <class Conversion, int kSize>
 [[nodiscard]] __device__ __forceinline__ ElementVector<typename Conversion::To, kSize>
 convert_elements(const ElementVector<typename Conversion::From, kSize>& elements, float scale) {
-  ElementVector<typename Conversion::To, kSize> result;
+  if constexpr (!Conversion::kHasScale) {
+    return elements;  // element by element, nvcc would also store them in pieces
+  } else {
+    ElementVector<typename Conversion::To, kSize> result;
 #pragma unroll
-  for (int i = 0; i < kSize; ++i) {
-    result.values[i] = Conversion::convert(elements.values[i], scale);
+    for (int i = 0; i < kSize; ++i) {
+      result.values[i] = Conversion::convert(elements.values[i], scale);
+    }
+    return result;
   }
-  return result;
 }
 
 // Whether each vector of kSize elements of T that starts at a multiple of `strides` (elements) from

@@ -9,6 +9,7 @@ namespace paged_kv::cuda {
 namespace {
 
 constexpr int kNumThreads = 256;
+constexpr std::int64_t kMaxColumns = std::int64_t{65535} * kNumThreads;  // 65535: of a grid's y
 constexpr std::int64_t kPaddingRow = -1;
 
 __device__ std::int64_t row_of(const GatherBlockTablesParams& p, std::int64_t out_row) {
@@ -35,7 +36,10 @@ __global__ void __launch_bounds__(kNumThreads)
 
 void gather_block_tables(const GatherBlockTablesParams& params, cudaStream_t stream) {
   if (params.out.num_rows == 0 || params.out.num_cols == 0) return;
-  const dim3 grid(static_cast<unsigned>(params.out.num_rows),
+  PAGED_KV_CHECK(params.out.num_cols <= kMaxColumns, "out: expected at most ", kMaxColumns,
+                 " columns, got ", params.out.num_cols);
+  const auto num_rows = narrow<std::int32_t>(params.out.num_rows, "out: number of rows");
+  const dim3 grid(static_cast<unsigned>(num_rows),
                   static_cast<unsigned>(ceil_div(params.out.num_cols, std::int64_t{kNumThreads})));
   launch(&gather_block_tables_kernel, grid, kNumThreads, 0, stream, params);
 }
