@@ -25,7 +25,6 @@ LOADS_128_BITS: tuple[str, ...] = (
 )
 STORES_128_BITS: tuple[str, ...] = (
     r"copy_blocks_kernel<uint4>",
-    r"gather_cache_kernel<.*CopyBits<.*>",
     r"reshape_and_cache_kernel<.*>",
     r"reshape_and_cache_flash_kernel<.*CopyBits<.*>",
 )

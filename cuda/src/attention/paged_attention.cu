@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/src/attention/paged_attention_launch.cuh"
 #include "paged_kv/check.h"
+#include "paged_kv/cuda/dispatch.cuh"
 #include "paged_kv/cuda/launch.h"
 #include "paged_kv/cuda/paged_attention.h"
 #include "paged_kv/cuda/paged_attention_config.h"
@@ -51,14 +52,8 @@ void launch_partitions(const PagedAttentionParams& params, const Partitions& par
   PAGED_KV_CHECK(partitions.num_partitions <= kMaxGridSize, "max_seq_len: expected at most ",
                  kMaxGridSize, " partitions of ", kPartitionSize, " tokens, got ",
                  partitions.num_partitions);
-  switch (params.dtype) {
-    case FloatDtype::kFloat:
-      return launch_for_cache<float>(params, partitions, stream);
-    case FloatDtype::kHalf:
-      return launch_for_cache<Half>(params, partitions, stream);
-    case FloatDtype::kBFloat16:
-      return launch_for_cache<BFloat16>(params, partitions, stream);
-  }
+  dispatch_float_dtype(params.dtype,
+                       [&]<class T>() { launch_for_cache<T>(params, partitions, stream); });
 }
 
 void check_num_seqs(std::int64_t num_seqs) {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/src/attention/paged_attention_launch.cuh"
+#include "paged_kv/cuda/dispatch.cuh"
 #include "paged_kv/cuda/launch.h"
+#include "paged_kv/cuda/paged_attention_config.h"
 #include "paged_kv/cuda/reduce.cuh"
 #include "paged_kv/math.h"
 
@@ -10,7 +12,7 @@ namespace paged_kv::cuda {
 namespace {
 
 constexpr int kNumThreads = 128;
-constexpr int kMaxHeadSize = 256;
+constexpr int kMaxHeadSize = static_cast<int>(kHeadSizes.back());
 
 // Of one (head, sequence).
 template <class T>
@@ -99,14 +101,8 @@ void launch_reduce(const PagedAttentionParams& params, const Partitions& partiti
 
 void launch_paged_attention_reduce(const PagedAttentionParams& params, const Partitions& partitions,
                                    cudaStream_t stream) {
-  switch (params.dtype) {
-    case FloatDtype::kFloat:
-      return launch_reduce<float>(params, partitions, stream);
-    case FloatDtype::kHalf:
-      return launch_reduce<Half>(params, partitions, stream);
-    case FloatDtype::kBFloat16:
-      return launch_reduce<BFloat16>(params, partitions, stream);
-  }
+  dispatch_float_dtype(params.dtype,
+                       [&]<class T>() { launch_reduce<T>(params, partitions, stream); });
 }
 
 }  // namespace paged_kv::cuda

@@ -7,6 +7,7 @@
 #include "ops/params/float_dtype.h"
 #include "ops/params/kv_cache_dtype.h"
 #include "ops/params/token_strides.h"
+#include "paged_kv/cuda/dispatch.cuh"
 #include "paged_kv/cuda/dtype.cuh"
 
 #include <algorithm>
@@ -55,19 +56,6 @@ template <class Conversion>
     return scale[head];
   } else {
     return 1.0f;
-  }
-}
-
-// f<T>() with the kernels' type.
-template <class F>
-void dispatch_float_dtype(FloatDtype dtype, F&& f) {
-  switch (dtype) {
-    case FloatDtype::kFloat:
-      return f.template operator()<float>();
-    case FloatDtype::kHalf:
-      return f.template operator()<Half>();
-    case FloatDtype::kBFloat16:
-      return f.template operator()<BFloat16>();
   }
 }
 
@@ -138,16 +126,12 @@ __device__ __forceinline__ void copy_elements(const typename Conversion::From* s
 template <class Conversion, int kSize>
 [[nodiscard]] __device__ __forceinline__ ElementVector<typename Conversion::To, kSize>
 convert_elements(const ElementVector<typename Conversion::From, kSize>& elements, float scale) {
-  if constexpr (!Conversion::kHasScale) {
-    return elements;  // element by element, nvcc would also store them in pieces
-  } else {
-    ElementVector<typename Conversion::To, kSize> result;
+  ElementVector<typename Conversion::To, kSize> result;
 #pragma unroll
-    for (int i = 0; i < kSize; ++i) {
-      result.values[i] = Conversion::convert(elements.values[i], scale);
-    }
-    return result;
+  for (int i = 0; i < kSize; ++i) {
+    result.values[i] = Conversion::convert(elements.values[i], scale);
   }
+  return result;
 }
 
 // Whether each vector of kSize elements of T that starts at a multiple of `strides` (elements) from

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Slots as block and offset. All divisions of the cache kernels are of 32 bits: one of 64 bits is a
-// call, and that takes a stack.
+// Slots as block and offset, of caches with less than 2^32 slots: so that one division of 32 bits
+// does. Where positions may be longer, see paged_kv/cuda/division.cuh.
 #pragma once
 
 #include "paged_kv/check.h"
