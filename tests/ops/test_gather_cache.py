@@ -184,6 +184,10 @@ BAD_VALUES = {
     "negative start": ({"seq_starts": int32(-1)}, range(0)),
     "start past the table": ({"seq_starts": int32(2**31 - 1)}, range(0)),
     "first row past 0": ({"cu_seq_lens": int32(3, 12)}, range(3, 12)),
+    "first row before 0": (
+        {"cu_seq_lens": int32(-(2**31), 12), "seq_starts": int32(2**31 - 1)},
+        range(0),
+    ),
     "lengths that fall": ({"cu_seq_lens": int32(0, -1)}, range(0)),
     "more rows than out has": ({"cu_seq_lens": int32(0, 2**31 - 1)}, range(12)),
 }

@@ -55,9 +55,10 @@ __device__ std::int64_t find_token(const Gather& gather, std::int64_t row, int l
   const std::int64_t seq = find_seq(p.cu_seq_lens, row, lane);
   if (seq == kNotFound) return kNotFound;
   const std::int64_t start = p.seq_starts.data == nullptr ? 0 : p.seq_starts[seq];
-  if (start < 0) return kNotFound;
+  const std::int64_t first_row = p.cu_seq_lens[seq];
+  if (start < 0 || first_row < 0) return kNotFound;
   // Below 2^32, as both summands are below 2^31: a position divides as a slot does.
-  const SlotPlace place = place_of(gather.slots, start + row - p.cu_seq_lens[seq]);
+  const SlotPlace place = place_of(gather.slots, start + (row - first_row));
   if (place.block >= p.block_tables.num_cols) return kNotFound;
   const std::int64_t block = p.block_tables(seq, place.block);
   if (block < 0 || block >= p.num_blocks) return kNotFound;

@@ -3,8 +3,8 @@
 // gather_cache on the device. Contract: ops/params/gather_cache.h; all pointers are device memory.
 //
 // The host cannot read values without waiting for the device, so they are not checked. A row of out
-// is left alone if no sequence holds it, its sequence starts before 0, its table is too short or
-// names a block that the cache does not have.
+// is left alone if no sequence holds it, its sequence starts before 0 (in out or in the cache), its
+// table is too short or names a block that the cache does not have.
 //
 // Quantised caches: out = element * scale, rounded to nearest even once. Otherwise bits are copied.
 #pragma once
