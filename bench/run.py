@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs benchmark suites: ``python bench/run.py [--suite NAME ...] [--samples N] [--out FILE]``.
+"""Runs benchmark suites: ``python bench/run.py [--suite NAME ...] [--samples N] [--out FOLDER]``.
+
+The suite ``host`` is measured against vLLM, which has an environment of its own (see
+``bench_host.py``): ``--suite host --peer vllm --peer-python vllm-env/bin/python``.
 
 A suite yields rows; a row names its case, our time and what it is compared with in the same run (a
 peer or a measured bound). Results go to ``bench/results/<suite>.json`` with machine and command.
@@ -9,13 +12,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import bench_attention
 import bench_cache
 import bench_generate
+import bench_host
 import bench_pool
 from timing import machine
 
@@ -28,21 +34,36 @@ SUITES = {
     "attention": bench_attention.rows,
     "generate": bench_generate.rows,
 }
+HOST = "host"  # needs a peer
 RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> None:
     """Runs the suites that the command line names; all of them by default."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--suite", action="append", choices=SUITES, help="default: all")
+    parser.add_argument("--suite", action="append", choices=[*SUITES, HOST], help="default: all")
     parser.add_argument("--samples", type=int, default=21, help="per candidate (default: 21)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON files")
+    parser.add_argument("--peer", choices=["vllm"], help="what the suite host is compared with")
+    parser.add_argument(
+        "--peer-python",
+        type=Path,
+        default=os.environ.get("PAGED_KV_BENCH_PEER_PYTHON"),
+        help="the peer's Python (default: $PAGED_KV_BENCH_PEER_PYTHON)",
+    )
     args = parser.parse_args()
+    suites = dict(SUITES)
+    if args.peer:
+        if args.peer_python is None:
+            parser.error("--peer needs --peer-python")
+        suites[HOST] = partial(bench_host.rows, peer_python=args.peer_python)
+    elif HOST in (args.suite or ()):
+        parser.error("--suite host needs --peer vllm")
     args.out.mkdir(parents=True, exist_ok=True)
-    for suite in args.suite or SUITES:
+    for suite in args.suite or suites:
         print(f"\n{suite}")
         rows = []
-        for row in SUITES[suite](args.samples):
+        for row in suites[suite](args.samples):
             print(f"  {row}")
             rows.append(row)
         _write(args.out / f"{suite}.json", rows)
