@@ -174,8 +174,7 @@ def decode_six_groups(library: Library, sizes: Sizes) -> Iterator[float]:
 def _decode(library: Library, sizes: Sizes, specs: list[Any]) -> Iterator[float]:
     """Seconds per step. Lengths are spread, so that each step fills as many blocks."""
     width = sizes.table_width
-    num_blocks = 2 + sizes.num_requests * width * len(specs) // 8
-    manager = library.make_manager(specs, num_blocks, width * BLOCK_SIZE)
+    manager = library.make_manager(specs, sizes.num_pool_blocks, width * BLOCK_SIZE)
     requests = []
     for i in range(sizes.num_requests):
         num_tokens = sizes.num_context_tokens + i % BLOCK_SIZE
