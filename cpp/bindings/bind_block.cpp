@@ -87,6 +87,9 @@ Source:
           },
           "Tokens of the prefix that `block_hash` names.")
       .def_property_readonly(
+          "num_hits", [](const BlockHandle& self) { return self.block().num_hits; },
+          "How often it was found in the prefix cache since it was last handed out, up to 65535.")
+      .def_property_readonly(
           "prev_free_block",
           [](const BlockHandle& self) { return neighbour(self, self.block().prev_free_block); },
           "The block before it in its free queue, None at the front.")

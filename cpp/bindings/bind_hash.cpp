@@ -201,8 +201,10 @@ Example:
       "generate_block_hash_extra_keys",
       [](const py::object& request, std::int64_t start_token_idx, std::int64_t end_token_idx,
          std::int64_t start_mm_idx) {
-        const BlockExtraKeys extra = generate_block_hash_extra_keys(
-            RequestKeysArg(request).keys(), start_token_idx, end_token_idx, start_mm_idx);
+        const RequestKeysArg keys(request);
+        check_mm_features(keys.keys().mm_features);
+        const BlockExtraKeys extra = generate_block_hash_extra_keys(keys.keys(), start_token_idx,
+                                                                    end_token_idx, start_mm_idx);
         return py::typing::Tuple<py::typing::Optional<py::typing::Tuple<
                                      py::typing::Tuple<py::object, py::ellipsis>, py::ellipsis>>,
                                  py::int_>(

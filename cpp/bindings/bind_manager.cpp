@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bindings.h"
 #include "casters.h"
+#include "eviction_policy_arg.h"
 #include "kv_event.h"
 #include "python_manager.h"
 
@@ -163,6 +164,29 @@ Returns:
 void bind_queries(ManagerClass& manager) {
   manager
       .def(
+          "why_no_hit",
+          [](const PythonManager& self, const Request& request) {
+            return self.manager().why_no_hit(request);
+          },
+          py::arg("request"),
+          R"(Why `get_computed_blocks` finds no more than it does.
+
+Names the first block that the next longer hit lacks, and the reason. The next longer hit is that
+which all groups with full attention have, or else one block more than the hit. Nothing changes:
+no holders, statistics or events.
+
+Returns:
+    The report.
+
+Notes:
+    For operators: do not show a report to the request's sender, for it may tell what requests with
+    another salt have computed. A block is said to be cached without an adapter, salt, medium or
+    embedding if hashing the request without it (needs the native hasher) gives a hit; what is cached
+    with *another* one cannot be told from what is not cached.
+    Cost: the lookups of `get_computed_blocks`, once more for each group; and at most five times the
+    hashing of the tokens up to the missing block.
+)")
+      .def(
           "get_blocks",
           [](const PythonManager& self, const std::string& request_id) {
             return self.to_python(self.manager().get_blocks(request_id));
@@ -281,6 +305,11 @@ Args:
     metrics_collector: Watches a sample of the blocks.
     watermark: Share of the blocks that stays free when a request is admitted beside others.
     use_int_block_hashes: Whether events show the low 64 bits of hashes as integers, or all bytes.
+    eviction_policy: Called for each block that becomes free, with a copy of it; says whether it is
+        reused next or last. None: the least recently used first, and before it what cannot be found.
+        If it raises, `sys.unraisablehook` is told and the block goes where None would put it.
+    num_remembered_evictions: So many keys that left the cache last are known to `why_no_hit`; about
+        150 bytes each.
 
 Raises:
     ValueError: arguments that do not fit together.
@@ -302,7 +331,8 @@ Example:
                   bool use_eagle, std::int64_t num_prefill_lookahead, bool log_stats,
                   bool enable_kv_cache_events,
                   std::shared_ptr<KVCacheMetricsCollector> metrics_collector, double watermark,
-                  bool use_int_block_hashes) {
+                  bool use_int_block_hashes, std::optional<PlaceFunction> eviction_policy,
+                  std::int64_t num_remembered_evictions) {
         return std::make_unique<PythonManager>(
             config,
             KVCacheManagerOptions{.max_model_len = max_model_len,
@@ -315,7 +345,9 @@ Example:
                                   .log_stats = log_stats,
                                   .enable_kv_cache_events = enable_kv_cache_events,
                                   .metrics_collector = std::move(metrics_collector),
-                                  .watermark = watermark},
+                                  .watermark = watermark,
+                                  .eviction_policy = to_eviction_policy(std::move(eviction_policy)),
+                                  .num_remembered_evictions = num_remembered_evictions},
             use_int_block_hashes);
       }),
       py::arg("kv_cache_config"), py::arg("max_model_len").noconvert(),
@@ -325,7 +357,8 @@ Example:
       py::arg("num_prefill_lookahead").noconvert() = 0, py::arg("log_stats").noconvert() = false,
       py::arg("enable_kv_cache_events").noconvert() = false,
       py::arg("metrics_collector") = py::none(), py::arg("watermark") = 0.0,
-      py::arg("use_int_block_hashes").noconvert() = true);
+      py::arg("use_int_block_hashes").noconvert() = true, py::arg("eviction_policy") = py::none(),
+      py::arg("num_remembered_evictions").noconvert() = 0);
   bind_allocation(manager);
   bind_release(manager);
   bind_queries(manager);

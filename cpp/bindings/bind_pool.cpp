@@ -2,6 +2,7 @@
 #include "bindings.h"
 #include "blocks_of_storage.h"
 #include "casters.h"
+#include "eviction_policy_arg.h"
 #include "hash_args.h"
 #include "paged_kv/block_pool.h"
 
@@ -9,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 namespace paged_kv::bindings {
 namespace {
@@ -106,7 +108,7 @@ Raises:
           R"(One holder less for each block.
 
 Blocks that nobody holds any more become free: those without a hash to the front of the queue,
-those with one to its back, both in the given order. So a request's blocks should be given last
+those with one to its back (an `eviction_policy` may differ), both in the given order. So a request's blocks should be given last
 block first: then a cached prefix is lost from its end.
 
 Raises:
@@ -200,6 +202,9 @@ Args:
     num_gpu_blocks: Number of blocks, including block 0, the null block, which is never handed out.
     enable_caching: Whether full blocks can be found again.
     hash_block_size: Tokens that one block hash of a request covers.
+    eviction_policy: Called for each block that becomes free, with a copy of it; says whether it is
+        reused next or last. None: the least recently used first, and before it what cannot be found.
+        If it raises, `sys.unraisablehook` is told and the block goes where None would put it.
 
 Methods that take blocks accept an iterable of `KVCacheBlock` or of ids, or an int32 or int64 array
 of ids. All cost O(1) per block. A call that raises changes nothing.
@@ -214,8 +219,15 @@ Example:
     ([1, 2], 8)
     >>> pool.free_blocks(reversed(blocks))
 )");
-  pool.def(py::init<std::int32_t, bool, std::int32_t>(), py::arg("num_gpu_blocks").noconvert(),
-           py::arg("enable_caching").noconvert(), py::arg("hash_block_size").noconvert());
+  pool.def(py::init([](std::int32_t num_gpu_blocks, bool enable_caching,
+                       std::int32_t hash_block_size, std::optional<PlaceFunction> eviction_policy) {
+             return std::make_shared<BlockPool>(num_gpu_blocks, enable_caching, hash_block_size,
+                                                /*enable_kv_cache_events=*/false,
+                                                /*metrics_collector=*/nullptr,
+                                                to_eviction_policy(std::move(eviction_policy)));
+           }),
+           py::arg("num_gpu_blocks").noconvert(), py::arg("enable_caching").noconvert(),
+           py::arg("hash_block_size").noconvert(), py::arg("eviction_policy") = py::none());
   bind_queries(pool);
   bind_allocation(pool);
   bind_prefix_cache(pool);

@@ -19,7 +19,9 @@ void bind_spec(pybind11::module_& m);
 void bind_config(pybind11::module_& m);
 void bind_sizing(pybind11::module_& m);
 void bind_events(pybind11::module_& m);
+void bind_eviction(pybind11::module_& m);
 void bind_metrics(pybind11::module_& m);
+void bind_no_hit(pybind11::module_& m);
 void bind_manager(pybind11::module_& m);
 void bind_request_batch(pybind11::module_& m);
 

@@ -38,6 +38,7 @@ PYBIND11_MODULE(_core, m) {
   paged_kv::bindings::bind_hash(m);
   paged_kv::bindings::bind_block(m);
   paged_kv::bindings::bind_hash_map(m);
+  paged_kv::bindings::bind_eviction(m);
   paged_kv::bindings::bind_pool(m);
   paged_kv::bindings::bind_block_space_manager(m);
   paged_kv::bindings::bind_block_table(m);
@@ -47,6 +48,7 @@ PYBIND11_MODULE(_core, m) {
   paged_kv::bindings::bind_sizing(m);
   paged_kv::bindings::bind_events(m);
   paged_kv::bindings::bind_metrics(m);
+  paged_kv::bindings::bind_no_hit(m);
   paged_kv::bindings::bind_manager(m);
   paged_kv::bindings::bind_request_batch(m);
 }

@@ -25,10 +25,14 @@ std::vector<KVCacheBlock> make_blocks(std::int32_t num_blocks) {
 
 BlockPool::BlockPool(std::int32_t num_gpu_blocks, bool enable_caching, std::int32_t hash_block_size,
                      bool enable_kv_cache_events,
-                     std::shared_ptr<KVCacheMetricsCollector> metrics_collector)
+                     std::shared_ptr<KVCacheMetricsCollector> metrics_collector,
+                     std::shared_ptr<EvictionPolicy> eviction_policy,
+                     std::int32_t num_remembered_evictions)
     : blocks_(make_blocks(num_gpu_blocks)),
       free_block_queue_(blocks_),
       metrics_collector_(std::move(metrics_collector)),
+      eviction_policy_(std::move(eviction_policy)),
+      evicted_keys_(num_remembered_evictions),
       enable_caching_(enable_caching),
       hash_block_size_(hash_block_size) {
   if (enable_kv_cache_events) kv_events_.emplace();
@@ -64,6 +68,7 @@ void BlockPool::append_new_blocks(std::int64_t num_blocks, std::vector<BlockId>&
     if (metrics_collector_ && enable_caching_) metrics_collector_->on_block_evicted(id);
     remove_from_cache(block);
     block.ref_cnt = 1;
+    block.num_hits = 0;
     if (metrics_collector_) metrics_collector_->on_block_allocated(id);
   }
 }
@@ -75,16 +80,17 @@ void BlockPool::touch(std::span<const BlockId> blocks) {
     if (block.is_null) continue;
     if (block.ref_cnt == 0) free_block_queue_.remove(id);
     ++block.ref_cnt;
+    if (block.num_hits < std::numeric_limits<std::uint16_t>::max()) ++block.num_hits;
     if (metrics_collector_) metrics_collector_->on_block_accessed(id);
   }
 }
 
 void BlockPool::free_blocks(std::span<const BlockId> ordered_blocks) {
   check_ids(ordered_blocks);
-  unhashed_blocks_.clear();
-  hashed_blocks_.clear();
-  unhashed_blocks_.reserve(ordered_blocks.size());
-  hashed_blocks_.reserve(ordered_blocks.size());
+  to_front_.clear();
+  to_back_.clear();
+  to_front_.reserve(ordered_blocks.size());
+  to_back_.reserve(ordered_blocks.size());
   for (std::size_t i = 0; i < ordered_blocks.size(); ++i) {
     KVCacheBlock& block = at(ordered_blocks[i]);
     if (block.is_null) continue;
@@ -95,10 +101,10 @@ void BlockPool::free_blocks(std::span<const BlockId> ordered_blocks) {
       PAGED_KV_CHECK(false, "block ", block.block_id, " is freed more often than it is held");
     }
     if (--block.ref_cnt > 0) continue;
-    (block.is_hashed() ? hashed_blocks_ : unhashed_blocks_).push_back(block.block_id);
+    (place_of(block) == FreePlace::kFront ? to_front_ : to_back_).push_back(block.block_id);
   }
-  free_block_queue_.prepend_n(unhashed_blocks_);
-  free_block_queue_.append_n(hashed_blocks_);
+  free_block_queue_.prepend_n(to_front_);
+  free_block_queue_.append_n(to_back_);
 }
 
 void BlockPool::cache_full_blocks(std::span<const BlockHash> block_hashes,
@@ -139,7 +145,7 @@ void BlockPool::cache_full_blocks(std::span<const BlockHash> block_hashes,
     if (!is_skipped(i)) check_can_be_cached(at(new_blocks[i]), key_of(i), block_size);
   }
 
-  std::vector<BlockId>& newly_cached = hashed_blocks_;
+  std::vector<BlockId>& newly_cached = to_back_;
   newly_cached.clear();
   newly_cached.reserve(num_new_blocks);
   for (std::size_t i = 0; i < num_new_blocks; ++i) {
@@ -252,6 +258,7 @@ bool BlockPool::reset_prefix_cache() {
   if (get_num_free_blocks() != num_gpu_blocks() - 1) return false;
   cached_block_hash_to_block_.clear();
   secondary_keys_.clear();
+  evicted_keys_.clear();
   for (KVCacheBlock& block : blocks_) block.reset_hash();
   if (metrics_collector_) metrics_collector_->reset();
   if (kv_events_) kv_events_->push(AllBlocksCleared{});
@@ -290,6 +297,7 @@ void BlockPool::remove_from_cache(KVCacheBlock& block) {
 
 void BlockPool::remove_key(const KVCacheBlock& block, const BlockHashWithGroupId& key) {
   cached_block_hash_to_block_.pop(key, block.block_id);
+  evicted_keys_.push(key);
   if (kv_events_) kv_events_->push(BlockRemoved{key.hash, key.group_id});
 }
 

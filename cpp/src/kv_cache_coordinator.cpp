@@ -90,10 +90,11 @@ KVCacheCoordinator::KVCacheCoordinator(const KVCacheConfig& kv_cache_config,
       scheduler_block_size_(options.scheduler_block_size),
       num_reprefillable_tokens_(std::max(options.num_prefill_lookahead - 1, std::int64_t{0})),
       enable_caching_(options.enable_caching),
-      block_pool_(narrow<std::int32_t>(kv_cache_config.num_blocks, "num_blocks"),
-                  options.enable_caching,
-                  narrow<std::int32_t>(options.hash_block_size, "hash_block_size"),
-                  options.enable_kv_cache_events, options.metrics_collector),
+      block_pool_(
+          narrow<std::int32_t>(kv_cache_config.num_blocks, "num_blocks"), options.enable_caching,
+          narrow<std::int32_t>(options.hash_block_size, "hash_block_size"),
+          options.enable_kv_cache_events, options.metrics_collector, options.eviction_policy,
+          narrow<std::int32_t>(options.num_remembered_evictions, "num_remembered_evictions")),
       is_eagle_group_(find_eagle_groups(kv_cache_config, options.use_eagle)) {
   const bool any_group_uses_eagle =
       std::ranges::find(is_eagle_group_, true) != is_eagle_group_.end();

@@ -25,7 +25,9 @@ CoordinatorOptions coordinator_options(const KVCacheManagerOptions& options) {
           .use_eagle = options.use_eagle,
           .num_prefill_lookahead = options.num_prefill_lookahead,
           .enable_kv_cache_events = options.enable_kv_cache_events,
-          .metrics_collector = options.metrics_collector};
+          .metrics_collector = options.metrics_collector,
+          .eviction_policy = options.eviction_policy,
+          .num_remembered_evictions = options.num_remembered_evictions};
 }
 
 std::int64_t to_watermark_blocks(double watermark, std::int64_t num_blocks) {
@@ -82,6 +84,10 @@ ComputedBlocks KVCacheManager::get_computed_blocks(const Request& request) {
   const std::int64_t num_uncached = hit.num_uncached_common_prefix_tokens;
   return {std::move(hit.blocks), hit.num_tokens,
           num_uncached > 0 ? hit.num_tokens + num_uncached : 0};
+}
+
+NoHitReport KVCacheManager::why_no_hit(const Request& request) const {
+  return explain_hit(*coordinator_, request, options_.enable_caching);
 }
 
 void KVCacheManager::report_reused_blocks(const Request& request, const KVCacheBlocks& blocks) {

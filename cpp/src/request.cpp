@@ -6,33 +6,20 @@
 #include <utility>
 
 namespace paged_kv {
-namespace {
-
-// Offsets are added to lengths and subtracted from token positions.
-void check_features(std::span<const MultiModalFeature> features) {
-  constexpr std::int64_t kMaxTokens = std::int64_t{1} << 40;
-  for (const MultiModalFeature& feature : features) {
-    PAGED_KV_CHECK(feature.offset >= 0 && feature.offset <= kMaxTokens && feature.length >= 0 &&
-                       feature.length <= kMaxTokens,
-                   "mm_features: offset and length must be in [0, 2**40], got ", feature.offset,
-                   " and ", feature.length, " for ", feature.identifier);
-  }
-}
-
-}  // namespace
-
 RequestBlockHasher make_request_block_hasher(std::int64_t hash_block_size,
                                              const BlockHash& none_hash) {
   PAGED_KV_CHECK(hash_block_size > 0, "hash_block_size must be positive, got ", hash_block_size);
-  return [hash_block_size, none_hash](const Request& request) -> std::vector<BlockHash> {
-    const std::span<const BlockHash> hashes = request.block_hashes();
-    const auto num_hashed_blocks = static_cast<std::int64_t>(hashes.size());
-    const std::int64_t start = num_hashed_blocks * hash_block_size;
-    if (start + hash_block_size > request.num_tokens()) return {};
-    return hash_full_blocks(
-        request.keys(), request.all_token_ids().subspan(static_cast<std::size_t>(start)),
-        hash_block_size, num_hashed_blocks, hashes.empty() ? none_hash : hashes.back());
-  };
+  return Sha256BlockHasher{hash_block_size, none_hash};
+}
+
+std::vector<BlockHash> Sha256BlockHasher::operator()(const Request& request) const {
+  const std::span<const BlockHash> hashes = request.block_hashes();
+  const auto num_hashed_blocks = static_cast<std::int64_t>(hashes.size());
+  const std::int64_t start = num_hashed_blocks * hash_block_size;
+  if (start + hash_block_size > request.num_tokens()) return {};
+  return hash_full_blocks(
+      request.keys(), request.all_token_ids().subspan(static_cast<std::size_t>(start)),
+      hash_block_size, num_hashed_blocks, hashes.empty() ? none_hash : hashes.back());
 }
 
 Request::Request(RequestOptions options, RequestBlockHasher hasher)
@@ -41,7 +28,7 @@ Request::Request(RequestOptions options, RequestBlockHasher hasher)
       num_prompt_tokens_(static_cast<std::int64_t>(all_token_ids_.size())),
       hasher_(std::move(hasher)) {
   options_.prompt_token_ids.clear();
-  check_features(options_.keys.mm_features);
+  check_mm_features(options_.keys.mm_features);
   update_block_hashes();
 }
 

@@ -12,15 +12,17 @@ namespace {
 std::int64_t append_mm_keys(std::span<const MultiModalFeature> features, std::int64_t start,
                             std::int64_t end, std::int64_t mm_idx, ExtraKeys& keys) {
   const auto num_features = static_cast<std::int64_t>(features.size());
+  std::int64_t next_mm_idx = num_features;
   for (; mm_idx < num_features; ++mm_idx) {
     const MultiModalFeature& feature = features[static_cast<std::size_t>(mm_idx)];
     const std::int64_t feature_end = feature.offset + feature.length;
-    if (feature.offset >= end) break;
+    // It reaches into the next block, and so may those after it; but they may overlap this block.
+    if (feature_end > end) next_mm_idx = std::min(next_mm_idx, mm_idx);
+    if (feature.offset >= end) return std::min(next_mm_idx, mm_idx);
     if (feature_end <= start) continue;
     keys.push_back({"mm", feature.identifier, feature.offset - start});
-    if (feature_end > end) break;  // it reaches into the next block
   }
-  return mm_idx;
+  return next_mm_idx;
 }
 
 ExtraKey prompt_embeds_key(const PromptEmbeds& embeds, std::int64_t start, std::int64_t end) {
@@ -38,6 +40,7 @@ std::vector<BlockHash> hash_blocks(const RequestKeys& request, std::span<const T
                                    const BlockHash& parent) {
   PAGED_KV_CHECK(block_size > 0, "block_size must be positive, got ", block_size);
   PAGED_KV_CHECK(first_block >= 0, "first_block must not be negative, got ", first_block);
+  check_mm_features(request.mm_features);
   const std::int64_t num_full_blocks = static_cast<std::int64_t>(token_ids.size()) / block_size;
 
   std::vector<BlockHash> hashes;
@@ -59,6 +62,21 @@ std::vector<BlockHash> hash_blocks(const RequestKeys& request, std::span<const T
 }
 
 }  // namespace
+
+void check_mm_features(std::span<const MultiModalFeature> features) {
+  // Offsets are added to lengths and subtracted from token positions.
+  constexpr std::int64_t kMaxTokens = std::int64_t{1} << 40;
+  std::int64_t previous_offset = 0;
+  for (const MultiModalFeature& feature : features) {
+    PAGED_KV_CHECK(feature.offset >= 0 && feature.offset <= kMaxTokens && feature.length >= 0 &&
+                       feature.length <= kMaxTokens,
+                   "mm_features: offset and length must be in [0, 2**40], got ", feature.offset,
+                   " and ", feature.length, " for ", feature.identifier);
+    PAGED_KV_CHECK(feature.offset >= previous_offset, "mm_features must be ordered by offset, got ",
+                   feature.offset, " after ", previous_offset, " for ", feature.identifier);
+    previous_offset = feature.offset;
+  }
+}
 
 BlockExtraKeys generate_block_hash_extra_keys(const RequestKeys& request,
                                               std::int64_t start_token_idx,

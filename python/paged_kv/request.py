@@ -105,7 +105,7 @@ class Request(_core.Request):
         pooling_params: ``skip_reading_prefix_cache`` is read where present.
         arrival_time: Seconds; None: now.
         prompt_embeds: ``[num_prompt_tokens, hidden_size]``, C-contiguous. Not copied.
-        mm_features: Media in the prompt, ordered by offset.
+        mm_features: Media in the prompt, ordered by offset. They may overlap.
         lora_request: The adapter.
         cache_salt: Only requests with the same salt share blocks.
         priority: Lower is served sooner.
@@ -114,7 +114,7 @@ class Request(_core.Request):
         session_id: For events.
 
     Raises:
-        ValueError: No prompt, or a token id or media position out of range.
+        ValueError: No prompt, a token id or media position out of range, or media out of order.
         TypeError: A value of the wrong type.
 
     Source:

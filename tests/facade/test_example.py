@@ -48,3 +48,11 @@ def test_example_keeps_the_promise_of_its_name():
         and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
     ]
     assert len(statements) <= 30
+
+
+def test_another_eviction_policy_finds_more():
+    output = output_of(EXAMPLES / "eviction_policy.py")
+    lru, kept = map(
+        float, re.search(r"LRU ([\d.]+)%, keep what was found ([\d.]+)%", output).groups()
+    )
+    assert kept > lru + 20

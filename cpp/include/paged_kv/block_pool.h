@@ -3,6 +3,8 @@
 
 #include "paged_kv/block_hash.h"
 #include "paged_kv/block_hash_map.h"
+#include "paged_kv/evicted_keys.h"
+#include "paged_kv/eviction_policy.h"
 #include "paged_kv/free_queue.h"
 #include "paged_kv/ids.h"
 #include "paged_kv/kv_block.h"
@@ -55,9 +57,14 @@ class BlockPool {
  public:
   // `num_gpu_blocks` includes the null block. `hash_block_size` is the number of tokens that one
   // of a request's block hashes covers. With events, kv_events() reports what leaves the cache.
+  // `eviction_policy` decides which free blocks are reused first; null: the least recently used.
+  // Of the keys that leave the cache, the last `num_remembered_evictions` are told by
+  // was_evicted().
   BlockPool(std::int32_t num_gpu_blocks, bool enable_caching, std::int32_t hash_block_size,
             bool enable_kv_cache_events = false,
-            std::shared_ptr<KVCacheMetricsCollector> metrics_collector = nullptr);
+            std::shared_ptr<KVCacheMetricsCollector> metrics_collector = nullptr,
+            std::shared_ptr<EvictionPolicy> eviction_policy = nullptr,
+            std::int32_t num_remembered_evictions = 0);
   BlockPool(const BlockPool&) = delete;
   BlockPool& operator=(const BlockPool&) = delete;
 
@@ -72,6 +79,11 @@ class BlockPool {
   }
   [[nodiscard]] const BlockHashToBlockMap& cached_block_hash_to_block() const noexcept {
     return cached_block_hash_to_block_;
+  }
+
+  // Whether the key left the cache lately, as far as the pool remembers; since the last reset.
+  [[nodiscard]] bool was_evicted(const BlockHashWithGroupId& key) const {
+    return evicted_keys_.contains(key);
   }
 
   // Null without events.
@@ -96,9 +108,8 @@ class BlockPool {
   void touch(std::span<const BlockId> blocks);
 
   // One holder less for each block, in the order in which they should be reused. Blocks that
-  // nobody holds any more and that have no hash go to the front of the queue, those that a later
-  // request might still find go to the back. Throws std::invalid_argument if a block is freed more
-  // often than it is held.
+  // nobody holds any more go to the front or the back of the queue: eviction_policy.h. Throws
+  // std::invalid_argument if a block is freed more often than it is held.
   void free_blocks(std::span<const BlockId> ordered_blocks);
 
   // Makes blocks [num_cached_blocks, num_full_blocks) of a request findable. `blocks` are all
@@ -157,6 +168,9 @@ class BlockPool {
     std::int32_t num_tokens;
   };
 
+  [[nodiscard]] FreePlace place_of(const KVCacheBlock& block) const noexcept {
+    return eviction_policy_ ? eviction_policy_->place(block) : lru_place(block);
+  }
   void check_can_be_cached(const KVCacheBlock& block, const NewKey& key,
                            std::int64_t block_size) const;
   void insert_key(KVCacheBlock& block, const NewKey& key);
@@ -170,11 +184,13 @@ class BlockPool {
   std::unordered_map<BlockId, std::vector<BlockHashWithGroupId>> secondary_keys_;
   std::optional<KVEventQueue> kv_events_;
   std::shared_ptr<KVCacheMetricsCollector> metrics_collector_;
+  std::shared_ptr<EvictionPolicy> eviction_policy_;
+  EvictedKeys evicted_keys_;
   bool enable_caching_;
   std::int32_t hash_block_size_;
   // Kept between calls of free_blocks(), so that it does not allocate.
-  std::vector<BlockId> unhashed_blocks_;
-  std::vector<BlockId> hashed_blocks_;
+  std::vector<BlockId> to_front_;
+  std::vector<BlockId> to_back_;
 };
 
 }  // namespace paged_kv

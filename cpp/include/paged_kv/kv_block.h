@@ -26,6 +26,9 @@ struct alignas(64) KVCacheBlock {
   // Neighbours in the free queue, -1 at its ends. Only FreeKVCacheBlockQueue writes these three.
   BlockId prev_free_block;
   BlockId next_free_block;
+  // How often the block was found in the prefix cache since it was last handed out; stays at the
+  // largest value. For eviction policies.
+  std::uint16_t num_hits = 0;
   bool in_free_queue = false;
   // More keys lead to the block: the pool keeps them. Only with is_hashed().
   bool has_secondary_keys = false;

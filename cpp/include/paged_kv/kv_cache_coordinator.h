@@ -25,6 +25,8 @@ struct CoordinatorOptions {
   std::int64_t num_prefill_lookahead = 0;
   bool enable_kv_cache_events = false;
   std::shared_ptr<KVCacheMetricsCollector> metrics_collector;
+  std::shared_ptr<EvictionPolicy> eviction_policy = nullptr;
+  std::int64_t num_remembered_evictions = 0;
 };
 
 struct CacheHit {
@@ -53,6 +55,8 @@ class KVCacheCoordinator {
   [[nodiscard]] BlockPool& block_pool() noexcept { return block_pool_; }
   [[nodiscard]] const BlockPool& block_pool() const noexcept { return block_pool_; }
   [[nodiscard]] std::size_t num_groups() const noexcept { return managers_.size(); }
+  // Every hit is a multiple, in tokens.
+  [[nodiscard]] std::int64_t scheduler_block_size() const noexcept { return scheduler_block_size_; }
   [[nodiscard]] const SingleTypeKVCacheManager& manager(std::size_t group) const noexcept {
     return *managers_[group];
   }
@@ -95,7 +99,6 @@ class KVCacheCoordinator {
                                                               std::size_t group) const;
 
   [[nodiscard]] const KVCacheConfig& kv_cache_config() const noexcept { return kv_cache_config_; }
-  [[nodiscard]] std::int64_t scheduler_block_size() const noexcept { return scheduler_block_size_; }
   [[nodiscard]] bool is_eagle_group(std::size_t group) const noexcept {
     return is_eagle_group_[group];
   }

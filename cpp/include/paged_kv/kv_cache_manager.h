@@ -6,6 +6,7 @@
 #include "paged_kv/kv_cache_config.h"
 #include "paged_kv/kv_cache_coordinator.h"
 #include "paged_kv/kv_events.h"
+#include "paged_kv/no_hit_report.h"
 #include "paged_kv/prefix_cache_stats.h"
 #include "paged_kv/request.h"
 #include "paged_kv/request_table.h"
@@ -33,6 +34,10 @@ struct KVCacheManagerOptions {
   std::shared_ptr<KVCacheMetricsCollector> metrics_collector;
   // Share of the pool that stays free when a request is admitted beside others.
   double watermark = 0.0;
+  // Which free blocks are reused first; null: the least recently used.
+  std::shared_ptr<EvictionPolicy> eviction_policy = nullptr;
+  // Evictions that why_no_hit() can tell of: the last so many.
+  std::int64_t num_remembered_evictions = 0;
 };
 
 struct AllocateSlotsArgs {
@@ -92,6 +97,10 @@ class KVCacheManager {
   // Changes nothing, so that allocate_slots() must come before the next allocation.
   // O(blocks of the hit), O(blocks of the request) with sliding windows.
   [[nodiscard]] ComputedBlocks get_computed_blocks(const Request& request);
+
+  // Why get_computed_blocks() finds no more than it does: the first block that is missing, and the
+  // reason. Changes nothing, no statistics either. For diagnosis: see no_hit_report.h on its cost.
+  [[nodiscard]] NoHitReport why_no_hit(const Request& request) const;
 
   // Gives a request slots for its next tokens, takes over its hit, and caches the blocks that the
   // tokens fill. Returns the blocks that were taken for them; nullopt if too few are free.

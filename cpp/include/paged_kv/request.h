@@ -40,8 +40,15 @@ class Request;
 // Gives the hashes of the full blocks of a request that are not in its block_hashes() yet.
 using RequestBlockHasher = std::function<std::vector<BlockHash>(const Request&)>;
 
-// The hasher of `sha256_cbor` over blocks of `hash_block_size` tokens. Throws
-// std::invalid_argument unless hash_block_size is positive.
+// Hashes blocks of `hash_block_size` tokens with `sha256_cbor`.
+struct Sha256BlockHasher {
+  std::int64_t hash_block_size;
+  BlockHash none_hash;
+
+  [[nodiscard]] std::vector<BlockHash> operator()(const Request& request) const;
+};
+
+// A Sha256BlockHasher. Throws std::invalid_argument unless hash_block_size is positive.
 [[nodiscard]] RequestBlockHasher make_request_block_hasher(std::int64_t hash_block_size,
                                                            const BlockHash& none_hash);
 
@@ -123,6 +130,11 @@ class Request {
 
   // Hashes the blocks that are full now, and from now on those that become full.
   void set_block_hasher(RequestBlockHasher hasher);
+
+  // Null: the hasher is another function, or there is none.
+  [[nodiscard]] const Sha256BlockHasher* sha256_hasher() const noexcept {
+    return hasher_.target<Sha256BlockHasher>();
+  }
 
   void append_output_token_ids(std::span<const std::int32_t> token_ids);
 

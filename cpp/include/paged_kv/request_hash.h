@@ -39,10 +39,14 @@ struct PromptEmbeds {
 // All that besides token ids decides the KV of a request.
 struct RequestKeys {
   std::optional<LoraKey> lora;
-  std::vector<MultiModalFeature> mm_features;  // ordered by offset, without overlap
+  std::vector<MultiModalFeature> mm_features;  // see check_mm_features()
   std::string cache_salt;                      // empty: none
   std::optional<PromptEmbeds> prompt_embeds;
 };
+
+// Throws std::invalid_argument unless features are ordered by offset, with offsets and lengths in
+// [0, 2**40]. They may overlap: the sound of a film lies among its pictures.
+void check_mm_features(std::span<const MultiModalFeature> features);
 
 struct BlockExtraKeys {
   std::optional<ExtraKeys> keys;  // nullopt: the tokens alone name the block
@@ -54,7 +58,8 @@ struct BlockExtraKeys {
 //   ("mm", identifier, offset - start)      per feature that overlaps the block
 //   ("cache_salt", salt)                    the first block only: the chain carries it on
 //   ("prompt_embeds", sha256 of the rows)   every block
-// Features before `start_mm_idx` are not looked at; a negative index counts from the end.
+// Features before `start_mm_idx` are not looked at; a negative index counts from the end. Features
+// are as check_mm_features() asks for.
 // Cost: O(features from start_mm_idx up to the end of the block).
 [[nodiscard]] BlockExtraKeys generate_block_hash_extra_keys(const RequestKeys& request,
                                                             std::int64_t start_token_idx,
