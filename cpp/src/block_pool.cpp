@@ -100,11 +100,19 @@ void BlockPool::free_blocks(std::span<const BlockId> ordered_blocks) {
       }
       PAGED_KV_CHECK(false, "block ", block.block_id, " is freed more often than it is held");
     }
-    if (--block.ref_cnt > 0) continue;
-    (place_of(block) == FreePlace::kFront ? to_front_ : to_back_).push_back(block.block_id);
+    if (--block.ref_cnt == 0) to_back_.push_back(block.block_id);
+  }
+  // Only now, so that a policy is not asked by a call that fails.
+  std::size_t num_to_back = 0;
+  for (const BlockId id : to_back_) {
+    if (place_of(at(id)) == FreePlace::kFront) {
+      to_front_.push_back(id);
+    } else {
+      to_back_[num_to_back++] = id;
+    }
   }
   free_block_queue_.prepend_n(to_front_);
-  free_block_queue_.append_n(to_back_);
+  free_block_queue_.append_n(std::span(to_back_).first(num_to_back));
 }
 
 void BlockPool::cache_full_blocks(std::span<const BlockHash> block_hashes,

@@ -62,6 +62,7 @@ TEST(EvictionPolicy, IsNotAskedByACallThatFails) {
   BlockPool pool(6, true, 4, false, nullptr, policy);
   fill(pool);
   EXPECT_THROW(pool.free_blocks(ids({1, 4})), std::invalid_argument);
+  EXPECT_EQ(policy->num_calls, 0);
   EXPECT_EQ(pool.blocks()[1].ref_cnt, 1);
   EXPECT_EQ(pool.get_num_free_blocks(), 2);
 }
