@@ -26,6 +26,7 @@ CORE_LAYERS = (
     (
         *("sha256", "cbor", "block_hash", "request_hash"),
         *("kv_block", "free_queue", "index_table", "block_hash_map"),
+        *("eviction_policy", "evicted_keys"),
     ),
     ("kv_events", "kv_cache_metrics", "prefix_cache_stats", "kv_cache_spec", "kv_cache_config"),
     ("uniform_type_spec", "kv_cache_groups", "kv_cache_sizing"),
@@ -34,6 +35,7 @@ CORE_LAYERS = (
     ("managers/full_attention", "managers/sliding_window", "managers/chunked_local"),
     ("managers/factory", "kv_cache_coordinator"),
     ("coordinators/no_prefix_cache", "coordinators/unitary", "coordinators/hybrid"),
+    ("no_hit_report",),
     ("kv_cache_manager",),
     ("request_batch",),
 )
