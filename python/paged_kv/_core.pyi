@@ -7,7 +7,7 @@ import enum
 import numpy
 import numpy.typing
 import typing
-__all__: list[str] = ['AllBlocksCleared', 'AllocStatus', 'AttentionSpec', 'BlockDevice', 'BlockHashList', 'BlockHashToBlockMap', 'BlockPool', 'BlockRemoved', 'BlockSpaceManager', 'BlockStored', 'BlockTable', 'ChunkedLocalAttentionSpec', 'FreeKVCacheBlockQueue', 'FullAttentionSpec', 'InvariantError', 'KVCacheBlock', 'KVCacheBlocks', 'KVCacheConfig', 'KVCacheEvictionEvent', 'KVCacheGroupSpec', 'KVCacheManager', 'KVCacheMetricsCollector', 'KVCacheSpec', 'KVCacheTensor', 'OutOfBlocksError', 'PrefixCacheStats', 'Request', 'RequestBatch', 'RequestStatus', 'SlidingWindowSpec', 'UniformTypeKVCacheSpecs', 'build_info', 'estimate_max_model_len', 'generate_block_hash_extra_keys', 'generate_scheduler_kv_cache_config', 'get_block_hash', 'get_block_table_width', 'get_group_id', 'get_kv_cache_configs', 'get_kv_cache_groups', 'get_max_concurrency_for_kv_cache_config', 'hash_block_tokens', 'hash_full_blocks', 'make_block_hash_with_group_id', 'sha256', 'sha256_backends', 'sha256_cbor', 'unify_kv_cache_spec_page_size']
+__all__: list[str] = ['AllBlocksCleared', 'AllocStatus', 'AttentionSpec', 'BlockDevice', 'BlockHashList', 'BlockHashToBlockMap', 'BlockPool', 'BlockRemoved', 'BlockSpaceManager', 'BlockStored', 'BlockTable', 'ChunkedLocalAttentionSpec', 'FreeKVCacheBlockQueue', 'FreePlace', 'FullAttentionSpec', 'InvariantError', 'KVCacheBlock', 'KVCacheBlocks', 'KVCacheConfig', 'KVCacheEvictionEvent', 'KVCacheGroupSpec', 'KVCacheManager', 'KVCacheMetricsCollector', 'KVCacheSpec', 'KVCacheTensor', 'NoHitReason', 'NoHitReport', 'OutOfBlocksError', 'PrefixCacheStats', 'Request', 'RequestBatch', 'RequestStatus', 'SlidingWindowSpec', 'UniformTypeKVCacheSpecs', 'build_info', 'estimate_max_model_len', 'generate_block_hash_extra_keys', 'generate_scheduler_kv_cache_config', 'get_block_hash', 'get_block_table_width', 'get_group_id', 'get_kv_cache_configs', 'get_kv_cache_groups', 'get_max_concurrency_for_kv_cache_config', 'hash_block_tokens', 'hash_full_blocks', 'make_block_hash_with_group_id', 'sha256', 'sha256_backends', 'sha256_cbor', 'unify_kv_cache_spec_page_size']
 class OutOfBlocksError(ValueError):
     pass
 class InvariantError(AssertionError):
@@ -104,6 +104,11 @@ class KVCacheBlock:
     def next_free_block(self) -> KVCacheBlock | None:
         """
         The block after it in its free queue, None at the back.
+        """
+    @property
+    def num_hits(self) -> int:
+        """
+        How often it was found in the prefix cache since it was last handed out, up to 65535.
         """
     @property
     def prev_free_block(self) -> KVCacheBlock | None:
@@ -207,6 +212,56 @@ class BlockHashToBlockMap:
         """
         Remove one block from `key` and return it; None, and no change, if it is not there.
         """
+class FreePlace:
+    """
+    Where in the free queue a block goes that nobody holds any more.
+    
+    What the argument `eviction_policy` of `BlockPool` and `KVCacheManager` returns.
+    
+    
+    Members:
+    
+      FRONT : It is reused next: what it holds is lost first.
+    
+      BACK : It is reused after all blocks that are free now.
+    """
+    BACK: typing.ClassVar[FreePlace]
+    FRONT: typing.ClassVar[FreePlace]
+    __members__: typing.ClassVar[dict[str, FreePlace]]
+    @typing.overload
+    def __eq__(self, other: FreePlace) -> bool:
+        ...
+    @typing.overload
+    def __eq__(self, other: typing.Any) -> bool:
+        ...
+    def __getstate__(self) -> int:
+        ...
+    def __hash__(self) -> int:
+        ...
+    def __index__(self) -> int:
+        ...
+    def __init__(self, value: typing.SupportsInt | typing.SupportsIndex) -> None:
+        ...
+    def __int__(self) -> int:
+        ...
+    @typing.overload
+    def __ne__(self, other: FreePlace) -> bool:
+        ...
+    @typing.overload
+    def __ne__(self, other: typing.Any) -> bool:
+        ...
+    def __repr__(self) -> str:
+        ...
+    def __setstate__(self, state: typing.SupportsInt | typing.SupportsIndex) -> None:
+        ...
+    def __str__(self) -> str:
+        ...
+    @property
+    def name(self) -> str:
+        ...
+    @property
+    def value(self) -> int:
+        ...
 class BlockPool:
     """
     Hands out blocks, counts their holders, and finds full blocks again by their content.
@@ -215,6 +270,9 @@ class BlockPool:
         num_gpu_blocks: Number of blocks, including block 0, the null block, which is never handed out.
         enable_caching: Whether full blocks can be found again.
         hash_block_size: Tokens that one block hash of a request covers.
+        eviction_policy: Called for each block that becomes free, with a copy of it; says whether it is
+            reused next or last. None: the least recently used first, and before it what cannot be found.
+            If it raises, `sys.unraisablehook` is told and the block goes where None would put it.
     
     Methods that take blocks accept an iterable of `KVCacheBlock` or of ids, or an int32 or int64 array
     of ids. All cost O(1) per block. A call that raises changes nothing.
@@ -229,7 +287,7 @@ class BlockPool:
         ([1, 2], 8)
         >>> pool.free_blocks(reversed(blocks))
     """
-    def __init__(self, num_gpu_blocks: int, enable_caching: bool, hash_block_size: int) -> None:
+    def __init__(self, num_gpu_blocks: int, enable_caching: bool, hash_block_size: int, eviction_policy: collections.abc.Callable[[KVCacheBlock], FreePlace] | None = None) -> None:
         ...
     def cache_full_blocks(self, request: typing.Any, blocks: collections.abc.Iterable[KVCacheBlock] | collections.abc.Iterable[int], num_cached_blocks: int, num_full_blocks: int, block_size: int, kv_cache_group_id: int, block_mask: collections.abc.Sequence[bool] | None = None) -> None:
         """
@@ -283,7 +341,7 @@ class BlockPool:
         One holder less for each block.
         
         Blocks that nobody holds any more become free: those without a hash to the front of the queue,
-        those with one to its back, both in the given order. So a request's blocks should be given last
+        those with one to its back (an `eviction_policy` may differ), both in the given order. So a request's blocks should be given last
         block first: then a cached prefix is lost from its end.
         
         Raises:
@@ -1462,6 +1520,139 @@ class PrefixCacheStats:
         """
         Whether the cache was emptied.
         """
+class NoHitReason:
+    """
+    Why a request finds no more in the prefix cache.
+    
+    Members:
+    
+      CACHING_DISABLED : Prefix caching is off.
+    
+      REQUEST_SKIPS_CACHE : The request has `skip_reading_prefix_cache`.
+    
+      NO_BLOCK_HASHES : The request was made without a block hasher, or with one of another block size.
+    
+      NO_WHOLE_BLOCK_LEFT : All whole blocks were found; a part of a block never is.
+    
+      LAST_TOKEN : All was found but the block of the last token, which must be computed.
+    
+      EAGLE_DROP : The block is cached, but the draft model needs its tokens computed.
+    
+      NOT_CACHED : The block is not cached: never computed with these keys, or evicted.
+    
+      EVICTED : The block was cached and has been evicted; needs `num_remembered_evictions`.
+    
+      ONLY_IN_OTHER_GROUP : Another cache group has the block; this one keeps fewer, or has lost it.
+    
+      ONLY_WITHOUT_ADAPTER : The same tokens are cached without the request's adapter.
+    
+      ONLY_WITHOUT_SALT : The same tokens are cached without the request's `cache_salt`.
+    
+      ONLY_WITHOUT_MEDIA : The same tokens are cached without the request's media.
+    
+      ONLY_WITHOUT_EMBEDS : The same tokens are cached without the request's `prompt_embeds`.
+    
+      ONLY_WITHOUT_EXTRA_KEYS : The same tokens are cached with none of these.
+    """
+    CACHING_DISABLED: typing.ClassVar[NoHitReason]
+    EAGLE_DROP: typing.ClassVar[NoHitReason]
+    EVICTED: typing.ClassVar[NoHitReason]
+    LAST_TOKEN: typing.ClassVar[NoHitReason]
+    NOT_CACHED: typing.ClassVar[NoHitReason]
+    NO_BLOCK_HASHES: typing.ClassVar[NoHitReason]
+    NO_WHOLE_BLOCK_LEFT: typing.ClassVar[NoHitReason]
+    ONLY_IN_OTHER_GROUP: typing.ClassVar[NoHitReason]
+    ONLY_WITHOUT_ADAPTER: typing.ClassVar[NoHitReason]
+    ONLY_WITHOUT_EMBEDS: typing.ClassVar[NoHitReason]
+    ONLY_WITHOUT_EXTRA_KEYS: typing.ClassVar[NoHitReason]
+    ONLY_WITHOUT_MEDIA: typing.ClassVar[NoHitReason]
+    ONLY_WITHOUT_SALT: typing.ClassVar[NoHitReason]
+    REQUEST_SKIPS_CACHE: typing.ClassVar[NoHitReason]
+    __members__: typing.ClassVar[dict[str, NoHitReason]]
+    @typing.overload
+    def __eq__(self, other: NoHitReason) -> bool:
+        ...
+    @typing.overload
+    def __eq__(self, other: typing.Any) -> bool:
+        ...
+    def __getstate__(self) -> int:
+        ...
+    def __hash__(self) -> int:
+        ...
+    def __index__(self) -> int:
+        ...
+    def __init__(self, value: typing.SupportsInt | typing.SupportsIndex) -> None:
+        ...
+    def __int__(self) -> int:
+        ...
+    @typing.overload
+    def __ne__(self, other: NoHitReason) -> bool:
+        ...
+    @typing.overload
+    def __ne__(self, other: typing.Any) -> bool:
+        ...
+    def __repr__(self) -> str:
+        ...
+    def __setstate__(self, state: typing.SupportsInt | typing.SupportsIndex) -> None:
+        ...
+    def __str__(self) -> str:
+        ...
+    @property
+    def name(self) -> str:
+        ...
+    @property
+    def value(self) -> int:
+        ...
+class NoHitReport:
+    """
+    What `KVCacheManager.why_no_hit` found. ``str(report)`` says it in words.
+    
+    For operators: a report may tell what requests with another salt have computed.
+    """
+    def __repr__(self) -> str:
+        ...
+    def __str__(self) -> str:
+        ...
+    @property
+    def block_index(self) -> int | None:
+        """
+        Its place in the group's blocks of the request.
+        """
+    @property
+    def kv_cache_group_id(self) -> int | None:
+        """
+        Group of the first block that the next longer hit lacks; None if none is missing.
+        """
+    @property
+    def num_group_hit_tokens(self) -> list[int]:
+        """
+        By group: the tokens of the hit if there were no other group, and no EAGLE.
+        """
+    @property
+    def num_hit_blocks(self) -> list[int]:
+        """
+        By group: the blocks of the hit, null blocks not counted.
+        """
+    @property
+    def num_hit_tokens(self) -> int:
+        """
+        Tokens that `get_computed_blocks` finds.
+        """
+    @property
+    def num_tokens(self) -> int:
+        """
+        Tokens of the request.
+        """
+    @property
+    def reason(self) -> NoHitReason:
+        """
+        Why the next longer hit is none.
+        """
+    @property
+    def token_range(self) -> tuple[int, int]:
+        """
+        (start, end): the tokens of the missing block, or else all that are not found.
+        """
 class KVCacheManager:
     """
     Which blocks each request holds: prefix hits, allocation, caching, release.
@@ -1486,6 +1677,11 @@ class KVCacheManager:
         metrics_collector: Watches a sample of the blocks.
         watermark: Share of the blocks that stays free when a request is admitted beside others.
         use_int_block_hashes: Whether events show the low 64 bits of hashes as integers, or all bytes.
+        eviction_policy: Called for each block that becomes free, with a copy of it; says whether it is
+            reused next or last. None: the least recently used first, and before it what cannot be found.
+            If it raises, `sys.unraisablehook` is told and the block goes where None would put it.
+        num_remembered_evictions: So many keys that left the cache last are known to `why_no_hit`; about
+            150 bytes each.
     
     Raises:
         ValueError: arguments that do not fit together.
@@ -1500,7 +1696,7 @@ class KVCacheManager:
         >>> manager.usage
         0.0
     """
-    def __init__(self, kv_cache_config: KVCacheConfig, max_model_len: int, scheduler_block_size: int, hash_block_size: int, max_in_flight_tokens: int | None = None, enable_caching: bool = True, use_eagle: bool = False, num_prefill_lookahead: int = 0, log_stats: bool = False, enable_kv_cache_events: bool = False, metrics_collector: KVCacheMetricsCollector = None, watermark: typing.SupportsFloat | typing.SupportsIndex = 0.0, use_int_block_hashes: bool = True) -> None:
+    def __init__(self, kv_cache_config: KVCacheConfig, max_model_len: int, scheduler_block_size: int, hash_block_size: int, max_in_flight_tokens: int | None = None, enable_caching: bool = True, use_eagle: bool = False, num_prefill_lookahead: int = 0, log_stats: bool = False, enable_kv_cache_events: bool = False, metrics_collector: KVCacheMetricsCollector = None, watermark: typing.SupportsFloat | typing.SupportsIndex = 0.0, use_int_block_hashes: bool = True, eviction_policy: collections.abc.Callable[[KVCacheBlock], FreePlace] | None = None, num_remembered_evictions: int = 0) -> None:
         ...
     def allocate_slots(self, request: Request, num_new_tokens: int, num_new_computed_tokens: int = 0, new_computed_blocks: KVCacheBlocks = None, num_lookahead_tokens: int = 0, num_external_computed_tokens: int = 0, delay_cache_blocks: bool = False, full_sequence_must_fit: bool = False, reserved_blocks: int = 0, has_scheduled_reqs: bool = True) -> KVCacheBlocks | None:
         """
@@ -1613,6 +1809,25 @@ class KVCacheManager:
     def truncate_computed_blocks(self, blocks: KVCacheBlocks, num_computed_tokens: int) -> KVCacheBlocks:
         """
         The first blocks of a hit, for `num_computed_tokens` tokens: a multiple of every block size.
+        """
+    def why_no_hit(self, request: Request) -> NoHitReport:
+        """
+        Why `get_computed_blocks` finds no more than it does.
+        
+        Names the first block that the next longer hit lacks, and the reason. The next longer hit is that
+        which all groups with full attention have, or else one block more than the hit. Nothing changes:
+        no holders, statistics or events.
+        
+        Returns:
+            The report.
+        
+        Notes:
+            For operators: do not show a report to the request's sender, for it may tell what requests with
+            another salt have computed. A block is said to be cached without an adapter, salt, medium or
+            embedding if hashing the request without it (needs the native hasher) gives a hit; what is cached
+            with *another* one cannot be told from what is not cached.
+            Cost: the lookups of `get_computed_blocks`, once more for each group; and at most five times the
+            hashing of the tokens up to the missing block.
         """
     @property
     def block_pool(self) -> BlockPool:
