@@ -10,7 +10,6 @@
 #include "paged_kv/slot_mapping.h"
 
 #include <cstdint>
-#include <limits>
 #include <optional>
 
 namespace paged_kv {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "paged_kv/cuda/block_tables.h"
 #include "paged_kv/cuda/launch.h"
+#include "paged_kv/cuda/reduce.cuh"
 #include "paged_kv/math.h"
 
 #include <cstdint>
@@ -9,7 +10,6 @@ namespace paged_kv::cuda {
 namespace {
 
 constexpr int kNumThreads = 128;
-constexpr unsigned kFullWarp = 0xffffffffu;
 
 // The lanes whose write, first + lane, is to `row`. All lanes of the warp call it.
 __device__ unsigned writes_to(const ApplyBlockTableWritesParams& p, std::int64_t row,

@@ -4,7 +4,6 @@
 #include "paged_kv/cuda/launch.h"
 #include "paged_kv/math.h"
 
-#include <algorithm>
 #include <cstdint>
 
 namespace paged_kv::cuda {

@@ -3,6 +3,7 @@
 #include "cuda/src/cache/slots.cuh"
 #include "paged_kv/cuda/gather_cache.h"
 #include "paged_kv/cuda/launch.h"
+#include "paged_kv/cuda/reduce.cuh"
 #include "paged_kv/math.h"
 
 #include <cstdint>
@@ -13,7 +14,6 @@ namespace {
 constexpr int kWarpSize = 32;
 constexpr int kNumWarps = 4;
 constexpr int kChunksPerLane = 4;  // loads on their way before the first store
-constexpr unsigned kFullWarp = 0xffffffffu;
 constexpr std::int64_t kNotFound = -1;
 
 // 16 bytes of 16- and 32-bit caches, 8 of fp8 ones.

@@ -7,6 +7,7 @@
 #include "cuda/src/cache/elements.cuh"
 #include "cuda/src/cache/slots.cuh"
 #include "paged_kv/cuda/launch.h"
+#include "paged_kv/cuda/reduce.cuh"
 #include "paged_kv/cuda/reshape_and_cache.h"
 #include "paged_kv/cuda/shared.cuh"
 #include "paged_kv/math.h"
@@ -21,7 +22,6 @@ constexpr int kNumWarps = 4;
 constexpr int kWarpSize = 32;
 constexpr int kTileTokens = 8;
 constexpr int kTileChunks = kWarpSize / kTileTokens;
-constexpr unsigned kFullWarp = 0xffffffffu;
 constexpr std::int64_t kMaxGridY = 65535;
 
 template <class T>
