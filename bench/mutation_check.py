@@ -15,12 +15,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections import Counter
 from pathlib import Path
+
+from mutation_faults import FAULTS, Fault
 
 REPO_ROOT = Path(__file__).resolve().parents[1]
 COPIED = ("CMakeLists.txt", "pyproject.toml", "cmake", "cpp", "cuda", "python", "tests")
@@ -30,90 +33,6 @@ PYTHON_TESTS = ("tests/core", "tests/traces", "tests/property")
 IGNORED = ("tests/core/test_stub.py", "tests/core/test_block_table.py")
 BUILD_DIR = "build/quick"
 TIMEOUT_S = 900
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """`old`, which is in `file` once, becomes `new`."""
-
-    name: str
-    file: str
-    old: str
-    new: str
-
-
-FAULTS = (
-    Fault("cached blocks are freed to the front", "include/paged_kv/eviction_policy.h",
-          "is_hashed() ? FreePlace::kBack : FreePlace::kFront",
-          "is_hashed() ? FreePlace::kFront : FreePlace::kBack"),
-    Fault("a request's blocks are freed first block first", "src/managers/single_type.cpp",
-          "std::ranges::reverse(freed_blocks_);", ""),
-    Fault("blocks that left a window are freed in order", "src/managers/single_type.cpp",
-          "if (!freed_blocks_.empty()) block_pool_",
-          "std::ranges::reverse(freed_blocks_); if (!freed_blocks_.empty()) block_pool_"),
-    Fault("freed blocks are prepended in reverse", "src/free_queue.cpp",
-          "    link_after(previous, block);\n    previous = block;",
-          "    link_after(previous, block);"),
-    Fault("a block too many counts as full", "src/managers/single_type.cpp",
-          "std::min(num_tokens / block_size_, std::ssize(held.blocks))",
-          "std::min(ceil_div(num_tokens, block_size_), std::ssize(held.blocks))"),
-    Fault("a hit is not held", "src/managers/single_type.cpp",
-          "block_pool_.touch(adopted);", ""),
-    Fault("a touched block stays in the free queue", "src/block_pool.cpp",
-          "if (block.ref_cnt == 0) free_block_queue_.remove(id);", ""),
-    Fault("a reused block keeps its hash", "src/block_pool.cpp",
-          "    remove_from_cache(block);\n    block.ref_cnt = 1;", "    block.ref_cnt = 1;"),
-    Fault("a failed free is not taken back", "src/block_pool.cpp",
-          "if (freed != kNullBlockId) ++at(freed).ref_cnt;", ""),
-    Fault("the cache is reset while blocks are held", "src/block_pool.cpp",
-          "if (get_num_free_blocks() != num_gpu_blocks() - 1) return false;", ""),
-    Fault("reset leaves the blocks' hashes", "src/block_pool.cpp",
-          "for (KVCacheBlock& block : blocks_) block.reset_hash();", ""),
-    Fault("usage counts the null block", "src/block_pool.cpp",
-          "num_usable_blocks = num_gpu_blocks() - 1", "num_usable_blocks = num_gpu_blocks()"),
-    Fault("blocks behind a miss count as found", "src/block_pool.cpp",
-          "    if (!block) break;\n    cached_blocks",
-          "    if (!block) continue;\n    cached_blocks"),
-    Fault("removals are not reported", "src/block_pool.cpp",
-          "if (kv_events_) kv_events_->push(BlockRemoved{key.hash, key.group_id});", ""),
-    Fault("the salt is left out of the key", "src/request_hash.cpp",
-          "if (start_token_idx == 0 && !request.cache_salt.empty())", "if (false)"),
-    Fault("the adapter's path is left out of the key", "src/request_hash.cpp",
-          'keys.push_back({"lora", request.lora->name, request.lora->path});',
-          'keys.push_back({"lora", request.lora->name});'),
-    Fault("media are keyed without their place", "src/request_hash.cpp",
-          'keys.push_back({"mm", feature.identifier, feature.offset - start});',
-          'keys.push_back({"mm", feature.identifier, std::int64_t{0}});'),
-    Fault("only the first medium of a block counts", "src/request_hash.cpp",
-          "if (feature_end <= start) continue;",
-          "if (feature_end <= start || !keys.empty()) continue;"),
-    Fault("a block's parent is left out of its hash", "src/request_hash.cpp",
-          "previous = hasher.hash(previous, block_tokens",
-          "previous = hasher.hash(parent, block_tokens"),
-    Fault("appended tokens are hashed from the prompt's start", "src/request.cpp",
-          "const std::int64_t start = num_hashed_blocks * hash_block_size;",
-          "const std::int64_t start = 0;"),
-    Fault("the whole prompt may be a hit", "src/kv_cache_manager.cpp",
-          "request.block_hashes(), request.num_tokens() - 1)",
-          "request.block_hashes(), request.num_tokens())"),
-    Fault("drafts are cached", "src/kv_cache_manager.cpp",
-          "args.num_new_tokens,\n               request.num_tokens());",
-          "args.num_new_tokens,\n               request.num_tokens() + 1);"),
-    Fault("slots do not end at max_model_len", "src/kv_cache_manager.cpp",
-          "args.num_lookahead_tokens,\n               options_.max_model_len);",
-          "args.num_lookahead_tokens,\n               kMaxTokens);"),
-    Fault("blocks of steps under way are given back", "src/kv_cache_manager.cpp",
-          "total_computed_tokens - request.progress.num_in_flight_tokens", "total_computed_tokens"),
-    Fault("free hits are not counted", "src/managers/single_type.cpp",
-          "if (block.ref_cnt == 0 && !block.is_null) ++num_blocks;", ""),
-    Fault("a window needs a block less", "src/managers/sliding_window.cpp",
-          "return ceil_div(sliding_window_ - 1, block_size())",
-          "return (sliding_window_ - 1) / block_size()"),
-    Fault("EAGLE drops no block of a window", "src/managers/sliding_window.cpp",
-          "num_dropped = query.drop_eagle_block ? 1 : 0", "num_dropped = 0"),
-    Fault("groups need not agree on a hit", "src/coordinators/hybrid.cpp",
-          "if (candidate >= hit_length) break;", "break;"),
-)  # fmt: skip
 
 
 def copy_tree(copy: Path) -> None:
@@ -160,7 +79,7 @@ def python_tests_fail(copy: Path) -> str:
             timeout=TIMEOUT_S,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return "timeout"
+        return "pytest does not end"
     if result.returncode == 0:
         return ""
     failed = [line for line in result.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
@@ -177,7 +96,7 @@ def cpp_tests_fail(copy: Path, jobs: int) -> str:
             capture_output=True, text=True, check=False, timeout=TIMEOUT_S,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return "timeout"
+        return "the C++ tests do not end"
     if result.returncode == 0:
         return ""
     failed = [line for line in result.stdout.splitlines() if line.startswith("[  FAILED  ]")]
@@ -185,24 +104,36 @@ def cpp_tests_fail(copy: Path, jobs: int) -> str:
 
 
 def noticed_by(copy: Path, jobs: int, *, python_only: bool) -> str:
-    """What fails with the copy as it is; empty if nothing does."""
+    """What fails with the copy as it is; empty if nothing does.
+
+    Raises:
+        ValueError: It does not compile.
+    """
     if not build(copy, "_core", jobs):
-        return "the compiler"
+        msg = "does not compile"
+        raise ValueError(msg)
     return python_tests_fail(copy) or ("" if python_only else cpp_tests_fail(copy, jobs))
 
 
 def check(fault: Fault, copy: Path, jobs: int, *, python_only: bool) -> str:
-    """What noticed the fault; empty if nothing did."""
+    """What noticed the fault; empty if nothing did.
+
+    Raises:
+        ValueError: The fault is none: its text is not found once, or it does not compile.
+    """
     path = copy / "cpp" / fault.file
     sound = path.read_text(encoding="utf-8")
-    if sound.count(fault.old) != 1:
-        msg = f"{fault.name}: {fault.file} has {fault.old!r} {sound.count(fault.old)} times"
-        raise ValueError(msg)
-    path.write_text(sound.replace(fault.old, fault.new), encoding="utf-8")
+    path.write_text(fault.plant(sound), encoding="utf-8")
     try:
         return noticed_by(copy, jobs, python_only=python_only)
     finally:
         path.write_text(sound, encoding="utf-8")
+
+
+def suite_of(failure: str) -> str:
+    """``FAILED tests/core/test_request.py::...`` is of tests/core."""
+    found = re.search(r"tests/\w+|pytest", failure)
+    return found[0] if found else "tests/cpp"
 
 
 def main() -> int:
@@ -221,15 +152,20 @@ def main() -> int:
         if without_fault := noticed_by(copy, args.jobs, python_only=args.python_only):
             print(f"the tests fail without any fault: {without_fault}")
             return 2
-        missed = 0
+        suites = Counter()
         for fault in faults:
             start = time.monotonic()
-            noticed = check(fault, copy, args.jobs, python_only=args.python_only)
-            missed += not noticed
+            try:
+                noticed = check(fault, copy, args.jobs, python_only=args.python_only)
+            except ValueError as error:
+                noticed = ""
+                print(f"{fault.name}: {error}")
+            suites.update([suite_of(noticed)] if noticed else [])
             took = time.monotonic() - start
             print(f"{fault.name:60}{noticed or 'NOT NOTICED'}  ({took:.0f} s)", flush=True)
-    print(f"noticed {len(faults) - missed} of {len(faults)}")
-    return 1 if missed else 0
+    by_suite = ", ".join(f"{count} by {suite}" for suite, count in suites.most_common())
+    print(f"noticed {suites.total()} of {len(faults)}: {by_suite}")
+    return 0 if suites.total() == len(faults) else 1
 
 
 if __name__ == "__main__":

@@ -170,6 +170,8 @@ def test_the_watermark_counts_for_admissions_beside_others():
     manager = make_manager(num_blocks=11, watermark=0.3)
     request = make_request("a", 128)
     assert manager.allocate_slots(request, 128) is None
+    request.status = RequestStatus.PREEMPTED
+    assert manager.allocate_slots(request, 128) is None
     assert manager.allocate_slots(request, 128, has_scheduled_reqs=False) is not None
     manager.free(request)
     request.status = RequestStatus.RUNNING
