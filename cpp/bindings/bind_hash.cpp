@@ -234,6 +234,7 @@ Source:
       [](const py::object& request, const TokenIdsObject& token_ids, std::int64_t block_size,
          std::int64_t first_block, const BlockHash& parent) {
         const RequestKeysArg keys(request);
+        check_mm_features(keys.keys().mm_features);
         return with_token_ids(token_ids, [&](auto tokens) {
           return BlockHashList{
               hash_full_blocks(keys.keys(), tokens, block_size, first_block, parent)};

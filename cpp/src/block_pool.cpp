@@ -38,7 +38,9 @@ BlockPool::BlockPool(std::int32_t num_gpu_blocks, bool enable_caching, std::int3
   if (enable_kv_cache_events) kv_events_.emplace();
   PAGED_KV_CHECK(hash_block_size > 0, "hash_block_size must be positive, got ", hash_block_size);
   free_block_queue_.remove(kNullBlockId);
-  // Caching a block must not fail half-way for want of memory.
+  // Neither freeing nor caching a block must fail half-way for want of memory.
+  to_front_.reserve(blocks_.size());
+  to_back_.reserve(blocks_.size());
   if (enable_caching) cached_block_hash_to_block_.reserve(blocks_.size());
 }
 
@@ -54,11 +56,15 @@ std::vector<BlockId> BlockPool::get_new_blocks(std::int64_t num_blocks) {
   return new_blocks;
 }
 
-void BlockPool::append_new_blocks(std::int64_t num_blocks, std::vector<BlockId>& blocks) {
+void BlockPool::check_get_new_blocks(std::int64_t num_blocks) const {
   PAGED_KV_CHECK(num_blocks >= 0, "num_blocks must not be negative, got ", num_blocks);
   PAGED_KV_CHECK_AS(OutOfBlocksError, num_blocks <= get_num_free_blocks(), "Cannot get ",
                     num_blocks, " free blocks from the pool: ", get_num_free_blocks(), " of ",
                     num_gpu_blocks() - 1, " are free");
+}
+
+void BlockPool::append_new_blocks(std::int64_t num_blocks, std::vector<BlockId>& blocks) {
+  check_get_new_blocks(num_blocks);
   const std::size_t num_before = blocks.size();
   blocks.resize(num_before + static_cast<std::size_t>(num_blocks));
   const auto new_blocks = std::span(blocks).subspan(num_before);

@@ -41,6 +41,12 @@ void check_num_new_tokens(std::int64_t num_new_tokens) {
                  "num_new_tokens must be in [0, ", kMaxInt32, "], got ", num_new_tokens);
 }
 
+// So that adding so many blocks does not allocate. Grows as push_back() would, not block by block.
+void make_room(std::vector<BlockId>& blocks, std::int64_t num_added) {
+  const std::size_t size = blocks.size() + static_cast<std::size_t>(num_added);
+  if (size > blocks.capacity()) blocks.reserve(std::max(size, 2 * blocks.capacity()));
+}
+
 const char* name_of(BlockDevice device) {
   return device == BlockDevice::kGpu ? "the GPU" : "the CPU";
 }
@@ -53,7 +59,10 @@ BlockSpaceManager::BlockSpaceManager(const BlockSpaceManagerOptions& options)
       gpu_pool_(options.num_gpu_blocks, kNoCaching, kAnyHashBlockSize),
       cpu_pool_(options.num_cpu_blocks, kNoCaching, kAnyHashBlockSize),
       scratch_(static_cast<std::size_t>(std::max(options.num_gpu_blocks, options.num_cpu_blocks)),
-               0) {}
+               0) {
+  // Giving blocks back must not fail half-way for want of memory.
+  last_first_.reserve(scratch_.size());
+}
 
 AllocStatus BlockSpaceManager::can_allocate(std::int64_t num_tokens) const {
   PAGED_KV_CHECK(num_tokens >= 0, "num_tokens must not be negative, got ", num_tokens);
@@ -67,11 +76,22 @@ void BlockSpaceManager::allocate(std::span<const SeqId> seq_ids, std::int64_t nu
   for (const SeqId seq_id : seq_ids) {
     PAGED_KV_CHECK(!contains(seq_id), "sequence ", seq_id, " exists already");
   }
-  const std::vector<BlockId> blocks = gpu_pool_.get_new_blocks(num_blocks_of(num_tokens));
+  const std::int64_t num_blocks = num_blocks_of(num_tokens);
+  gpu_pool_.check_get_new_blocks(num_blocks);
+  // Everything that may throw comes first.
+  std::unordered_map<SeqId, Sequence> added;
   for (const SeqId seq_id : seq_ids) {
-    if (seq_id != seq_ids.front()) gpu_pool_.touch(blocks);
-    sequences_.emplace(seq_id, Sequence{blocks, num_tokens, BlockDevice::kGpu});
+    std::vector<BlockId> blocks(static_cast<std::size_t>(num_blocks));
+    added.emplace(seq_id, Sequence{std::move(blocks), num_tokens, BlockDevice::kGpu});
   }
+  sequences_.reserve(sequences_.size() + added.size());
+  const std::vector<BlockId> new_blocks = gpu_pool_.get_new_blocks(num_blocks);
+
+  for (auto& [seq_id, sequence] : added) {
+    if (seq_id != seq_ids.front()) gpu_pool_.touch(new_blocks);
+    std::ranges::copy(new_blocks, sequence.blocks.begin());
+  }
+  sequences_.merge(added);
 }
 
 bool BlockSpaceManager::can_append_slots(std::span<const SeqId> seq_ids,
@@ -84,10 +104,18 @@ bool BlockSpaceManager::can_append_slots(std::span<const SeqId> seq_ids,
 std::vector<BlockCopy> BlockSpaceManager::append_slots(std::span<const SeqId> seq_ids,
                                                        std::int64_t num_new_tokens) {
   check_num_new_tokens(num_new_tokens);
-  const std::vector<BlockId> new_blocks = gpu_pool_.get_new_blocks(
-      num_blocks_to_append(find_on(BlockDevice::kGpu, seq_ids), num_new_tokens));
+  const std::int64_t num_new_blocks =
+      num_blocks_to_append(find_on(BlockDevice::kGpu, seq_ids), num_new_tokens);
   std::vector<BlockCopy> copies;
   if (num_new_tokens == 0) return copies;
+  gpu_pool_.check_get_new_blocks(num_new_blocks);
+  // Everything that may throw comes first.
+  copies.reserve(seq_ids.size());
+  for (const SeqId seq_id : seq_ids) {
+    Sequence& sequence = sequences_.at(seq_id);
+    make_room(sequence.blocks, num_added_blocks(sequence, num_new_tokens));
+  }
+  const std::vector<BlockId> new_blocks = gpu_pool_.get_new_blocks(num_new_blocks);
 
   auto next_block = new_blocks.begin();
   for (const SeqId seq_id : seq_ids) {
@@ -262,8 +290,8 @@ std::vector<BlockCopy> BlockSpaceManager::move(std::span<const SeqId> seq_ids, B
 }
 
 void BlockSpaceManager::release(const Sequence& sequence) {
-  const std::vector<BlockId> last_first(sequence.blocks.rbegin(), sequence.blocks.rend());
-  pool(sequence.device).free_blocks(last_first);
+  last_first_.assign(sequence.blocks.rbegin(), sequence.blocks.rend());
+  pool(sequence.device).free_blocks(last_first_);
 }
 
 void BlockSpaceManager::check_integrity() const {

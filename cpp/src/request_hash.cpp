@@ -40,7 +40,6 @@ std::vector<BlockHash> hash_blocks(const RequestKeys& request, std::span<const T
                                    const BlockHash& parent) {
   PAGED_KV_CHECK(block_size > 0, "block_size must be positive, got ", block_size);
   PAGED_KV_CHECK(first_block >= 0, "first_block must not be negative, got ", first_block);
-  check_mm_features(request.mm_features);
   const std::int64_t num_full_blocks = static_cast<std::int64_t>(token_ids.size()) / block_size;
 
   std::vector<BlockHash> hashes;

@@ -305,6 +305,13 @@ class BrokenModelError(Exception):
     pass
 
 
+def test_a_request_that_skips_the_prefix_cache_reads_nothing_and_leaves_its_blocks_there(llm):
+    skipping = dataclasses.replace(GREEDY, skip_reading_prefix_cache=True)
+    outputs = [llm.generate(PROMPT, params)[0] for params in (skipping, skipping, GREEDY)]
+    assert [output.num_cached_tokens for output in outputs] == [0, 0, 32]
+    assert len({tuple(output.outputs[0].token_ids) for output in outputs}) == 1
+
+
 @pytest.mark.parametrize("failing_step", [0, 1, 3])
 def test_a_failing_step_leaves_no_block_and_no_stale_prefix(
     llm, tiny_llama, monkeypatch, failing_step

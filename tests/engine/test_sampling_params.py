@@ -47,6 +47,8 @@ def test_a_value_out_of_range_is_refused_by_name(field, value):
         ("seed", "7"),
         ("stop", [3]),
         ("stop_token_ids", ["a"]),
+        ("skip_reading_prefix_cache", 1),
+        ("extra_args", ["kv_cache_report_mode"]),
     ],
 )
 def test_a_wrong_type_is_refused_by_name(field, value):
@@ -78,3 +80,12 @@ def test_stop_is_a_string_or_a_list_of_strings():
 def test_params_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
         SamplingParams().top_k = 1
+
+
+def test_reading_the_prefix_cache_is_the_default_and_extra_args_do_not_hinder_hashing():
+    assert SamplingParams().skip_reading_prefix_cache is False
+    assert SamplingParams(skip_reading_prefix_cache=True).skip_reading_prefix_cache
+    params = SamplingParams(extra_args={"kv_cache_report_mode": "full"})
+    assert params.extra_args == {"kv_cache_report_mode": "full"}
+    assert hash(params) == hash(SamplingParams())
+    assert params != SamplingParams()

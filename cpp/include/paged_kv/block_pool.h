@@ -101,7 +101,9 @@ class BlockPool {
   // Takes blocks from the front of the free queue. What they held leaves the prefix cache.
   // Throws OutOfBlocksError if fewer than `num_blocks` are free.
   [[nodiscard]] std::vector<BlockId> get_new_blocks(std::int64_t num_blocks);
-  // The same, to the end of `blocks`: a request's table grows without a list in between.
+  // Throws what get_new_blocks() would throw, and changes nothing.
+  void check_get_new_blocks(std::int64_t num_blocks) const;
+  // get_new_blocks() to the end of `blocks`: a request's table grows without a list in between.
   void append_new_blocks(std::int64_t num_blocks, std::vector<BlockId>& blocks);
 
   // One more holder for each block. A free one leaves the queue and keeps its content.
@@ -188,7 +190,7 @@ class BlockPool {
   EvictedKeys evicted_keys_;
   bool enable_caching_;
   std::int32_t hash_block_size_;
-  // Kept between calls of free_blocks(), so that it does not allocate.
+  // Have room for all blocks, so that free_blocks() does not allocate.
   std::vector<BlockId> to_front_;
   std::vector<BlockId> to_back_;
 };

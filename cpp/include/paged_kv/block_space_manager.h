@@ -165,6 +165,7 @@ class BlockSpaceManager {
   std::unordered_map<SeqId, Sequence> sequences_;
   // One entry a block, of either pool; all 0 between calls. Saves a set a call.
   mutable std::vector<std::int32_t> scratch_;
+  std::vector<BlockId> last_first_;  // kept, so that release() does not allocate
 };
 
 }  // namespace paged_kv

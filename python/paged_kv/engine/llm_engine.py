@@ -153,6 +153,7 @@ class LLMEngine:
             prompt=prompt.text,
             generator=self._make_generator(sampling_params),
             block_hasher=self._block_hasher,
+            skip_reading_prefix_cache=bool(sampling_params.skip_reading_prefix_cache),
         )
         self.scheduler.add_request(request)
         self._builders[request_id] = CompletionBuilder(

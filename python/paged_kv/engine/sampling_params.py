@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import math
 import operator
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -42,6 +43,10 @@ class SamplingParams:
         min_tokens: No end before this many tokens: end tokens cannot be sampled and stop strings
             are not looked for.
         ignore_eos: Go on after the model's end-of-sequence token.
+        skip_reading_prefix_cache: Compute the whole prompt, whatever the prefix cache holds; its
+            blocks are cached all the same. ``None`` becomes ``False``.
+        extra_args: For others: :class:`paged_kv.Request` reads ``"kv_cache_report_mode"``, the
+            engine reads nothing. Not copied.
 
     Raises:
         ValueError: A value out of range; the message names the field and the value.
@@ -65,6 +70,8 @@ class SamplingParams:
     max_tokens: int | None = 16
     min_tokens: int = 0
     ignore_eos: bool = False
+    skip_reading_prefix_cache: bool | None = None
+    extra_args: Mapping[str, object] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
         self._check_distribution()
@@ -72,6 +79,7 @@ class SamplingParams:
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
         self._check_end()
+        self._check_cache_use()
 
     @property
     def is_greedy(self) -> bool:
@@ -131,6 +139,16 @@ class SamplingParams:
             if _as_int("stop_token_ids", token_id) < 0:
                 msg = f"stop_token_ids must be at least 0, got {token_id}"
                 raise ValueError(msg)
+
+    def _check_cache_use(self) -> None:
+        skip = self.skip_reading_prefix_cache
+        if skip is not None and not isinstance(skip, bool):
+            msg = f"skip_reading_prefix_cache must be a bool or None, got {skip!r}"
+            raise TypeError(msg)
+        object.__setattr__(self, "skip_reading_prefix_cache", bool(skip))
+        if self.extra_args is not None and not isinstance(self.extra_args, Mapping):
+            msg = f"extra_args must be a mapping or None, got {self.extra_args!r}"
+            raise TypeError(msg)
 
 
 def _as_int(name: str, value: object) -> int:
