@@ -68,8 +68,9 @@ struct BlockExtraKeys {
 
 // Hashes of the full blocks of a request from block `first_block` on. `token_ids` are the request's
 // tokens from that block on; `parent` is the hash of the block before it, or the none hash. A last,
-// partial block has no hash. Features are as check_mm_features() asks for; who sets them checks them
-// once, so that a decode step does not look at all of them. Cost: one BlockHasher::hash() per block.
+// partial block has no hash. Features are as check_mm_features() asks for; who sets them checks
+// them once, so that a decode step does not look at all of them. Cost: one BlockHasher::hash() per
+// block.
 [[nodiscard]] std::vector<BlockHash> hash_full_blocks(const RequestKeys& request,
                                                       std::span<const std::int32_t> token_ids,
                                                       std::int64_t block_size,
