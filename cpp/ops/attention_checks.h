@@ -67,35 +67,103 @@ inline void check_cache(const Tensor& key_cache, const Tensor& value_cache,
                  ", got ", num_heads);
 }
 
-// After check_cache().
-template <class T>
-[[nodiscard]] cpu::PagedKvCache<T> make_cache(const Tensor& key_cache, const Tensor& value_cache,
-                                              const NamedSizes& sizes) {
-  cpu::PagedKvCache<T> cache{};
-  cache.key = static_cast<const T*>(key_cache.const_data_ptr());
-  cache.value = static_cast<const T*>(value_cache.const_data_ptr());
-  cache.key_block_stride = key_cache.stride(0);
-  cache.value_block_stride = value_cache.stride(0);
-  if (key_cache.dim() == 5) {
-    cache.key_head_stride = key_cache.stride(1);
-    cache.key_chunk_stride = key_cache.stride(2);
-    cache.key_token_stride = key_cache.stride(3);
-    cache.key_dim_stride = key_cache.stride(4);
-    cache.key_chunk_size = sizes["x"];
-    cache.value_head_stride = value_cache.stride(1);
-    cache.value_dim_stride = value_cache.stride(2);
-    cache.value_token_stride = value_cache.stride(3);
-  } else {
-    cache.key_token_stride = key_cache.stride(1);
-    cache.key_head_stride = key_cache.stride(2);
-    cache.key_dim_stride = key_cache.stride(3);
-    cache.key_chunk_size = sizes["head_size"];
-    cache.key_chunk_stride = 0;
-    cache.value_token_stride = value_cache.stride(1);
-    cache.value_head_stride = value_cache.stride(2);
-    cache.value_dim_stride = value_cache.stride(3);
+// Of a tensor that was checked to be Float, Half or BFloat16.
+[[nodiscard]] inline cpu::ElementType element_type(const Tensor& tensor) {
+  switch (float_dtype(tensor)) {
+    case FloatDtype::kHalf:
+      return cpu::ElementType::kHalf;
+    case FloatDtype::kBFloat16:
+      return cpu::ElementType::kBFloat16;
+    default:
+      return cpu::ElementType::kFloat;
   }
-  return cache;
+}
+
+// Of a cache's elements.
+[[nodiscard]] inline cpu::ElementType cache_element_type(KvCacheDtype kv_cache_dtype,
+                                                         const Tensor& query) {
+  switch (kv_cache_dtype) {
+    case KvCacheDtype::kFloat8E4M3:
+      return cpu::ElementType::kFloat8E4M3;
+    case KvCacheDtype::kFloat8E5M2:
+      return cpu::ElementType::kFloat8E5M2;
+    case KvCacheDtype::kInt8:
+      return cpu::ElementType::kInt8;
+    default:
+      return element_type(query);
+  }
+}
+
+// After check_cache().
+[[nodiscard]] inline cpu::CacheSide nhd_cache_side(const Tensor& cache, KvScale scale) {
+  const auto element = static_cast<std::int64_t>(cache.element_size());
+  return {
+      .data = static_cast<const std::byte*>(cache.const_data_ptr()),
+      .block_stride = cache.stride(0) * element,
+      .token_stride = cache.stride(1) * element,
+      .head_stride = cache.stride(2) * element,
+      .dim_stride = cache.stride(3) * element,
+      .chunk_size = cache.size(3),
+      .chunk_stride = 0,
+      .scale = scale,
+  };
+}
+
+[[nodiscard]] inline cpu::CacheSide packed_key_side(const Tensor& cache, KvScale scale) {
+  const auto element = static_cast<std::int64_t>(cache.element_size());
+  return {
+      .data = static_cast<const std::byte*>(cache.const_data_ptr()),
+      .block_stride = cache.stride(0) * element,
+      .token_stride = cache.stride(3) * element,
+      .head_stride = cache.stride(1) * element,
+      .dim_stride = cache.stride(4) * element,
+      .chunk_size = cache.size(4),
+      .chunk_stride = cache.stride(2) * element,
+      .scale = scale,
+  };
+}
+
+[[nodiscard]] inline cpu::CacheSide packed_value_side(const Tensor& cache, KvScale scale) {
+  const auto element = static_cast<std::int64_t>(cache.element_size());
+  return {
+      .data = static_cast<const std::byte*>(cache.const_data_ptr()),
+      .block_stride = cache.stride(0) * element,
+      .token_stride = cache.stride(3) * element,
+      .head_stride = cache.stride(1) * element,
+      .dim_stride = cache.stride(2) * element,
+      .chunk_size = cache.size(2),
+      .chunk_stride = 0,
+      .scale = scale,
+  };
+}
+
+// The scales of a cache that is not quantised are not used.
+struct CacheScales {
+  KvScale key{}, value{};
+};
+
+// Sets the cache, the query, out and the head counts of `params`, after check_query() and
+// check_cache().
+inline void set_tensors(cpu::PagedAttentionParams& params, const Tensor& out, const Tensor& query,
+                        const Tensor& key_cache, const Tensor& value_cache,
+                        KvCacheDtype kv_cache_dtype, CacheScales scales, const NamedSizes& sizes) {
+  if (kv_cache_dtype == KvCacheDtype::kAuto) scales = {};
+  const bool is_packed = key_cache.dim() == 5;
+  params.cache_type = cache_element_type(kv_cache_dtype, query);
+  params.key =
+      is_packed ? packed_key_side(key_cache, scales.key) : nhd_cache_side(key_cache, scales.key);
+  params.value = is_packed ? packed_value_side(value_cache, scales.value)
+                           : nhd_cache_side(value_cache, scales.value);
+  params.query_type = element_type(query);
+  params.query = query.const_data_ptr();
+  params.query_token_stride = query.stride(0);
+  params.query_head_stride = query.stride(1);
+  params.out = out.mutable_data_ptr();
+  params.out_token_stride = out.stride(0);
+  params.out_head_stride = out.stride(1);
+  params.num_heads = sizes["num_heads"];
+  params.num_kv_heads = sizes["num_kv_heads"];
+  params.head_size = sizes["head_size"];
 }
 
 // The int32 metadata that all attention ops have. Binds num_seqs. query_start_loc may be null.

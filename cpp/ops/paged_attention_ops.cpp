@@ -3,6 +3,7 @@
 // paged_attention_v1 and _v2: one query a sequence, vLLM's argument lists.
 
 #include "ops/boxed.h"
+#include "ops/cpu/isa/select.h"
 #include "ops/cpu/paged_attention.h"
 #include "ops/dispatch.h"
 #include "ops/paged_attention_checks.h"
@@ -13,45 +14,27 @@
 namespace paged_kv {
 namespace {
 
-// All checks of v1; calls f<T>(params) with what follows from them.
-template <class F>
-void with_params(const DecodeArguments& args, NamedSizes& sizes, F&& f) {
-  check_kv_cache_dtype_is_auto(args.kv_cache_dtype);
-  const DecodeInputs inputs = check_decode(args, KvCacheDtype::kAuto, sizes);
-  const cpu::AttentionMask mask{.causal = true, .sliding_window = 0};
-  cpu::check_batch(inputs.batch, mask);
-
-  dispatch_float(args.query.scalar_type(), "query", [&]<class T>() {
-    f(cpu::PagedAttentionParams<T>{
-        .batch = inputs.batch,
-        .mask = mask,
-        .cache = make_cache<T>(args.key_cache, args.value_cache, sizes),
-        .query = data_of<const T>(args.query),
-        .query_token_stride = args.query.stride(0),
-        .query_head_stride = args.query.stride(1),
-        .out = data_of<T>(args.out),
-        .out_token_stride = args.out.stride(0),
-        .out_head_stride = args.out.stride(1),
-        .lse = nullptr,
-        .lse_head_stride = 0,
-        .lse_token_stride = 0,
-        .num_heads = sizes["num_heads"],
-        .num_kv_heads = args.num_kv_heads,
-        .head_size = sizes["head_size"],
-        .scale = static_cast<float>(args.scale),
-        .softcap = 0,
-        .alibi_slopes = inputs.slopes.data,
-        .alibi_stride = inputs.slopes.stride,
-        .sinks = nullptr,
-        .sinks_stride = 0,
-        .sparsity = args.sparsity,
-    });
-  });
+// All checks of v1, and what follows from them.
+cpu::PagedAttentionParams checked_params(const DecodeArguments& args, NamedSizes& sizes) {
+  const KvCacheDtype cache_dtype = parse_kv_cache_dtype(args.kv_cache_dtype, OpDevice::kCpu);
+  const DecodeInputs inputs = check_decode(args, cache_dtype, sizes);
+  cpu::PagedAttentionParams params{};
+  params.kernels = &cpu::attention_kernels();
+  params.batch = inputs.batch;
+  params.mask = {.causal = true, .sliding_window = 0};
+  cpu::check_batch(params.batch, params.mask);
+  set_tensors(params, args.out, args.query, args.key_cache, args.value_cache, cache_dtype,
+              {inputs.k_scale, inputs.v_scale}, sizes);
+  params.scale = static_cast<float>(args.scale);
+  params.alibi_slopes = inputs.slopes.data;
+  params.alibi_stride = inputs.slopes.stride;
+  params.sparsity = args.sparsity;
+  return params;
 }
 
 void run_v1(const DecodeArguments& args) {
   NamedSizes sizes;
-  with_params(args, sizes, [](const auto& params) { cpu::paged_attention(params, kTorchRunner); });
+  cpu::paged_attention(checked_params(args, sizes), kTorchRunner);
 }
 
 // There are enough partitions for every sequence.
@@ -68,7 +51,8 @@ void check_max_partitions(const cpu::AttentionBatch& batch, std::int64_t max_par
 
 void run_v2(const DecodeArguments& args, const PartitionTensors& tensors) {
   NamedSizes sizes;
-  with_params(args, sizes, [&]<class T>(const cpu::PagedAttentionParams<T>& params) {
+  const cpu::PagedAttentionParams params = checked_params(args, sizes);
+  dispatch_float(args.query.scalar_type(), "query", [&]<class T>() {
     const auto buffers = check_partition_buffers<T>(tensors, args.query.scalar_type(), sizes);
     check_max_partitions(params.batch, sizes["max_partitions"]);
     cpu::paged_attention_partitioned(params, buffers, kTorchRunner);

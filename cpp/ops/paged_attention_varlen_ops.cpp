@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/attention_checks.h"
 #include "ops/boxed.h"
+#include "ops/cpu/isa/select.h"
 #include "ops/cpu/paged_attention.h"
-#include "ops/dispatch.h"
 #include "ops/registration.h"
 #include "ops/tensor_checks.h"
 #include "ops/torch_thread_runner.h"
@@ -47,48 +47,39 @@ void paged_attention_varlen(const Tensor& out, const Tensor& query, const Tensor
                             std::int64_t max_seq_len, const std::optional<Tensor>& plan,
                             const std::optional<Tensor>& workspace, std::int64_t split_tokens) {
   NamedSizes sizes;
-  check_kv_cache_dtype_is_auto(kv_cache_dtype);
+  const KvCacheDtype cache_dtype = parse_kv_cache_dtype(kv_cache_dtype, OpDevice::kCpu);
   check_query(out, query, sizes);
-  check_cache(key_cache, value_cache, KvCacheDtype::kAuto, query.scalar_type(), sizes);
+  check_cache(key_cache, value_cache, cache_dtype, query.scalar_type(), sizes);
   const cpu::AttentionBatch batch =
       make_batch(&query_start_loc, seq_lens, block_tables, max_query_len, max_seq_len, sizes);
   const PerHead slopes = check_per_head(alibi_slopes, "alibi_slopes", sizes);
   const PerHead sink_logits = check_per_head(sinks, "sinks", sizes);
-  if (k_scale) check_scale(*k_scale, "k_scale", sizes);
-  if (v_scale) check_scale(*v_scale, "v_scale", sizes);
+  CacheScales scales;
+  if (k_scale) scales.key = check_scale(*k_scale, "k_scale", sizes);
+  if (v_scale) scales.value = check_scale(*v_scale, "v_scale", sizes);
   check_lse(lse, sizes);
   check_plan(plan, workspace);
   check_scalars(scale, sliding_window, softcap, split_tokens);
   const cpu::AttentionMask mask{.causal = causal, .sliding_window = sliding_window};
   cpu::check_batch(batch, mask);
 
-  dispatch_float(query.scalar_type(), "query", [&]<class T>() {
-    const cpu::PagedAttentionParams<T> params{
-        .batch = batch,
-        .mask = mask,
-        .cache = make_cache<T>(key_cache, value_cache, sizes),
-        .query = static_cast<const T*>(query.const_data_ptr()),
-        .query_token_stride = query.stride(0),
-        .query_head_stride = query.stride(1),
-        .out = static_cast<T*>(out.mutable_data_ptr()),
-        .out_token_stride = out.stride(0),
-        .out_head_stride = out.stride(1),
-        .lse = lse ? lse->mutable_data_ptr<float>() : nullptr,
-        .lse_head_stride = lse ? lse->stride(0) : 0,
-        .lse_token_stride = lse ? lse->stride(1) : 0,
-        .num_heads = sizes["num_heads"],
-        .num_kv_heads = sizes["num_kv_heads"],
-        .head_size = sizes["head_size"],
-        .scale = static_cast<float>(scale),
-        .softcap = static_cast<float>(softcap),
-        .alibi_slopes = slopes.data,
-        .alibi_stride = slopes.stride,
-        .sinks = sink_logits.data,
-        .sinks_stride = sink_logits.stride,
-        .sparsity = {},
-    };
-    cpu::paged_attention(params, kTorchRunner);
-  });
+  cpu::PagedAttentionParams params{};
+  params.kernels = &cpu::attention_kernels();
+  params.batch = batch;
+  params.mask = mask;
+  set_tensors(params, out, query, key_cache, value_cache, cache_dtype, scales, sizes);
+  if (lse) {
+    params.lse = lse->mutable_data_ptr<float>();
+    params.lse_head_stride = lse->stride(0);
+    params.lse_token_stride = lse->stride(1);
+  }
+  params.scale = static_cast<float>(scale);
+  params.softcap = static_cast<float>(softcap);
+  params.alibi_slopes = slopes.data;
+  params.alibi_stride = slopes.stride;
+  params.sinks = sink_logits.data;
+  params.sinks_stride = sink_logits.stride;
+  cpu::paged_attention(params, kTorchRunner);
 }
 
 }  // namespace

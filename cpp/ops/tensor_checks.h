@@ -193,13 +193,16 @@ inline void check_kv_cache_dtype_is_auto(std::string_view kv_cache_dtype) {
                  kv_cache_dtype, "'");
 }
 
-[[nodiscard]] inline KvCacheDtype parse_kv_cache_dtype(std::string_view kv_cache_dtype) {
+// int8 caches are for the CPU.
+[[nodiscard]] inline KvCacheDtype parse_kv_cache_dtype(std::string_view kv_cache_dtype,
+                                                       OpDevice device) {
   if (kv_cache_dtype == "auto") return KvCacheDtype::kAuto;
   if (kv_cache_dtype == "fp8" || kv_cache_dtype == "fp8_e4m3") return KvCacheDtype::kFloat8E4M3;
   if (kv_cache_dtype == "fp8_e5m2") return KvCacheDtype::kFloat8E5M2;
+  if (kv_cache_dtype == "int8" && device == OpDevice::kCpu) return KvCacheDtype::kInt8;
   throw std::invalid_argument(
-      concat("kv_cache_dtype: expected one of: auto, fp8, fp8_e4m3, fp8_e5m2; got '",
-             kv_cache_dtype, "'"));
+      concat("kv_cache_dtype: expected one of: auto, fp8, fp8_e4m3, fp8_e5m2",
+             device == OpDevice::kCpu ? ", int8" : "", "; got '", kv_cache_dtype, "'"));
 }
 
 // Of a tensor that was checked to be Float, Half or BFloat16.
@@ -226,6 +229,9 @@ inline void check_cache_dtype(const TensorCheck& cache, KvCacheDtype kv_cache_dt
       return;
     case KvCacheDtype::kFloat8E5M2:
       cache.dtype_in({ScalarType::Byte, ScalarType::Float8_e5m2});
+      return;
+    case KvCacheDtype::kInt8:
+      cache.dtype(ScalarType::Char);
       return;
   }
 }

@@ -6,12 +6,14 @@
 
 #include "huge_mapping.h"
 #include "ops/cpu/attention_batch.h"
-#include "ops/cpu/vec.h"
+#include "ops/cpu/isa/instruction_sets.h"
+#include "ops/cpu/isa/select.h"
 #include "test_threads.h"
 
 #include <cmath>
 #include <random>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -51,8 +53,9 @@ struct Problem {
     }
   }
 
-  PagedAttentionParams<float> params() {
-    PagedAttentionParams<float> p{};
+  PagedAttentionParams params(const AttentionKernels& kernels = kScalarKernels) {
+    PagedAttentionParams p{};
+    p.kernels = &kernels;
     p.batch = {.query_start_loc = {starts.data(), std::ssize(starts), 1},
                .seq_lens = {lens.data(), std::ssize(lens), 1},
                .block_tables = {tables.data(), std::ssize(lens), max_blocks, max_blocks, 1},
@@ -62,19 +65,10 @@ struct Problem {
                .max_query_len = -1,
                .max_seq_len = -1};
     p.mask = {.causal = true, .sliding_window = 0};
-    constexpr std::int64_t kToken = kKvHeads * kHeadSize;
-    p.cache = {.key = key.data(),
-               .key_block_stride = kBlockSize * kToken,
-               .key_token_stride = kToken,
-               .key_head_stride = kHeadSize,
-               .key_dim_stride = 1,
-               .key_chunk_size = kHeadSize,
-               .key_chunk_stride = 0,
-               .value = value.data(),
-               .value_block_stride = kBlockSize * kToken,
-               .value_token_stride = kToken,
-               .value_head_stride = kHeadSize,
-               .value_dim_stride = 1};
+    p.cache_type = ElementType::kFloat;
+    p.key = side(key.data());
+    p.value = side(value.data());
+    p.query_type = ElementType::kFloat;
     p.query = query.data();
     p.query_token_stride = p.out_token_stride = kHeads * kHeadSize;
     p.query_head_stride = p.out_head_stride = kHeadSize;
@@ -87,6 +81,19 @@ struct Problem {
     p.head_size = kHeadSize;
     p.scale = 0.25f;
     return p;
+  }
+
+  static CacheSide side(const float* data) {
+    constexpr std::int64_t kFloat = sizeof(float);
+    constexpr std::int64_t kToken = kKvHeads * kHeadSize * kFloat;
+    return {.data = reinterpret_cast<const std::byte*>(data),
+            .block_stride = kBlockSize * kToken,
+            .token_stride = kToken,
+            .head_stride = kHeadSize * kFloat,
+            .dim_stride = kFloat,
+            .chunk_size = kHeadSize,
+            .chunk_stride = 0,
+            .scale = {}};
   }
 };
 
@@ -118,9 +125,12 @@ std::vector<double> expected_row(const Problem& p, std::size_t seq, std::int64_t
   return result;
 }
 
-TEST(PagedAttention, MatchesTheDefinition) {
+// Each instruction set that this machine can run.
+class PagedAttention : public ::testing::TestWithParam<const AttentionKernels*> {};
+
+TEST_P(PagedAttention, MatchesTheDefinition) {
   Problem problem;
-  paged_attention(problem.params(), kSerialRunner);
+  paged_attention(problem.params(*GetParam()), kSerialRunner);
   for (std::size_t seq = 0; seq < problem.lens.size(); ++seq) {
     const std::int64_t num_queries = problem.starts[seq + 1] - problem.starts[seq];
     for (std::int64_t query = 0; query < num_queries; ++query) {
@@ -136,17 +146,21 @@ TEST(PagedAttention, MatchesTheDefinition) {
   }
 }
 
-TEST(PagedAttention, ThreadsGiveTheSameBits) {
+TEST_P(PagedAttention, ThreadsGiveTheSameBits) {
   Problem serial;
-  paged_attention(serial.params(), kSerialRunner);
+  paged_attention(serial.params(*GetParam()), kSerialRunner);
   Problem threaded;
-  paged_attention(threaded.params(), testing::kFourThreadsRunner);
+  paged_attention(threaded.params(*GetParam()), testing::kFourThreadsRunner);
   EXPECT_EQ(serial.out, threaded.out);
   EXPECT_EQ(serial.lse, threaded.lse);
 }
 
+INSTANTIATE_TEST_SUITE_P(InstructionSets, PagedAttention,
+                         ::testing::ValuesIn(available_attention_kernels()),
+                         [](const auto& test) { return std::string(test.param->name); });
+
 // Two blocks that lie 2^31 + 64 elements apart: reserved, but only the used pages exist.
-TEST(PagedAttention, OffsetsAre64Bit) {
+TEST(PagedAttentionOffsets, Have64Bits) {
   constexpr std::int64_t kBlockStride = (std::int64_t{1} << 31) + 64;
   testing::HugeMapping<float> cache(2 * kBlockStride + 4096);
   Problem problem;
@@ -158,8 +172,8 @@ TEST(PagedAttention, OffsetsAre64Bit) {
   params.batch.seq_lens = {problem.lens.data(), 1, 1};
   params.batch.block_tables = {problem.tables.data(), 1, 1, 1, 1};
   params.batch.num_blocks = 3;
-  params.cache.key = params.cache.value = cache.data();
-  params.cache.key_block_stride = params.cache.value_block_stride = kBlockStride;
+  params.key = params.value = Problem::side(cache.data());
+  params.key.block_stride = params.value.block_stride = kBlockStride * std::int64_t{sizeof(float)};
   cache.data()[2 * kBlockStride] = 5.0f;
 
   check_batch(params.batch, params.mask);
@@ -181,26 +195,6 @@ TEST(CheckBatch, LooksAtNothingThatIsNotUsed) {
   check_batch(params.batch, params.mask);
   problem.tables[15] = 30;
   EXPECT_THROW(check_batch(params.batch, params.mask), std::invalid_argument);
-}
-
-TEST(Vec, ExpIsAccurateAndHandlesTheEnds) {
-  for (float x = -87.0f; x < 88.0f; x += 0.0137f) {
-    const double expected = std::exp(double{x});
-    EXPECT_NEAR(exp(broadcast(x))[3], expected, expected * 2.5e-7) << x;
-  }
-  EXPECT_EQ(exp(Vec{})[0], 1.0f);
-  EXPECT_EQ(exp(broadcast(-INFINITY))[0], 0.0f);
-  EXPECT_EQ(exp(broadcast(-1000.0f))[0], 0.0f);
-  EXPECT_TRUE(std::isnan(exp(broadcast(NAN))[0]));
-}
-
-TEST(Vec, TanhIsAccurate) {
-  for (float x = -12.0f; x < 12.0f; x += 0.0031f) {
-    const double expected = std::tanh(double{x});
-    EXPECT_NEAR(tanh(broadcast(x))[5], expected, std::abs(expected) * 5e-7 + 1e-12) << x;
-  }
-  EXPECT_EQ(tanh(broadcast(1e30f))[0], 1.0f);
-  EXPECT_EQ(tanh(broadcast(-INFINITY))[0], -1.0f);
 }
 
 }  // namespace

@@ -81,7 +81,14 @@ BAD = {
     "max_query_len": ({"max_query_len": 2}, "expected <= max_query_len = 2"),
     "k_scale": ({"k_scale": torch.ones(3)}, r"k_scale: expected one element or \[num_kv_heads\]"),
     "plan": ({"plan": torch.zeros(4)}, "plan: expected dtype Int, got Float"),
-    "fp8": ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype: expected one of: auto; got 'fp8'"),
+    "kv_cache_dtype": (
+        {"kv_cache_dtype": "fp4"},
+        "kv_cache_dtype: expected one of: auto, fp8, fp8_e4m3, fp8_e5m2, int8; got 'fp4'",
+    ),
+    "fp8": (
+        {"kv_cache_dtype": "fp8"},
+        "key_cache: expected dtype Byte or Float8_e4m3fn, got Float",
+    ),
 }
 
 
@@ -137,7 +144,7 @@ def test_decode_ops_name_the_bad_argument(version):
         (6, int32(20), "block_tables|seq_lens: expected num_seqs = 2"),
         (7, 8, "key_cache: expected block_size = 8"),
         (8, 100, r"seq_lens\[1\]: expected <= max_seq_len = 100, got 600"),
-        (10, "int8", "kv_cache_dtype: expected one of: auto; got 'int8'"),
+        (10, "int8", "key_cache: expected dtype Char, got Float"),
         (11, torch.ones(1, dtype=torch.float64), "k_scale: expected dtype Float"),
     ):
         with pytest.raises(RuntimeError, match=message):

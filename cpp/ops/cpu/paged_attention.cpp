@@ -1,86 +1,115 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/cpu/paged_attention.h"
 
+#include "ops/cpu/attention_pieces.h"
+#include "ops/cpu/attention_result.h"
 #include "ops/cpu/attention_tile.h"
 #include "ops/cpu/attention_workers.h"
-#include "ops/cpu/float16.h"
-#include "paged_kv/math.h"
 
 #include <algorithm>
-#include <vector>
 
 namespace paged_kv::cpu {
 namespace {
 
-// Tiles of queries of a batch, numbered sequence by sequence.
-class TileList {
+// What a call needs besides its arguments, kept by the calling thread.
+struct CallMemory {
+  AttentionPieces work;
+  Scratch workers;
+  Scratch partials;
+};
+
+// Rows of the pieces of cut tiles: [num_partials, num_kv_heads, rows of a tile].
+class PartialRows {
  public:
-  TileList(const AttentionBatch& batch, std::int64_t queries_per_tile)
-      : batch_(batch), queries_per_tile_(queries_per_tile) {
-    first_tile_.reserve(static_cast<std::size_t>(batch.num_seqs() + 1));
-    first_tile_.push_back(0);
-    for (std::int64_t seq = 0; seq < batch.num_seqs(); ++seq) {
-      const std::int64_t num_tiles = ceil_div(batch.query_len(seq), queries_per_tile);
-      first_tile_.push_back(first_tile_.back() + num_tiles);
+  PartialRows(const PagedAttentionParams& params, std::int64_t num_partials, Scratch& scratch)
+      : num_kv_heads_(params.num_kv_heads),
+        rows_per_tile_(queries_per_tile(params.group_size()) * params.group_size()),
+        padded_size_(params.padded_head_size()) {
+    const std::int64_t num_rows = num_partials * num_kv_heads_ * rows_per_tile_;
+    ScratchCutter sizes(nullptr);
+    take_from(sizes, num_rows);
+    ScratchCutter cutter(scratch.reserve(sizes.num_bytes()));
+    take_from(cutter, num_rows);
+  }
+
+  void store(std::int64_t partial, std::int64_t kv_head, const AttentionTile& tile) const {
+    for (std::int64_t r = 0; r < tile.num_rows(); ++r) {
+      const std::int64_t i = index(partial, kv_head, r);
+      states_[i] = tile.row(r).state;
+      std::copy_n(tile.row(r).output, padded_size_, outputs_ + i * padded_size_);
     }
   }
 
-  [[nodiscard]] std::int64_t size() const noexcept { return first_tile_.back(); }
-
-  // Within a sequence the last queries, which see the most keys, come first: then the threads
-  // finish at about the same time.
-  [[nodiscard]] QueryTile operator()(std::int64_t tile, std::int64_t kv_head) const {
-    const auto next = std::upper_bound(first_tile_.begin(), first_tile_.end(), tile);
-    const std::int64_t seq = next - first_tile_.begin() - 1;
-    const std::int64_t query_begin = (*next - 1 - tile) * queries_per_tile_;
-    return {seq, kv_head, query_begin,
-            std::min(queries_per_tile_, batch_.query_len(seq) - query_begin)};
+  [[nodiscard]] AttentionRow load(std::int64_t partial, std::int64_t kv_head,
+                                  std::int64_t r) const noexcept {
+    const std::int64_t i = index(partial, kv_head, r);
+    return {states_[i], outputs_ + i * padded_size_};
   }
 
  private:
-  const AttentionBatch& batch_;
-  std::int64_t queries_per_tile_;
-  std::vector<std::int64_t> first_tile_;  // [num_seqs + 1]
+  void take_from(ScratchCutter& cutter, std::int64_t num_rows) {
+    states_ = cutter.take<SoftmaxState>(num_rows);
+    outputs_ = cutter.take<float>(num_rows * padded_size_);
+  }
+  [[nodiscard]] std::int64_t index(std::int64_t partial, std::int64_t kv_head,
+                                   std::int64_t r) const noexcept {
+    return (partial * num_kv_heads_ + kv_head) * rows_per_tile_ + r;
+  }
+
+  std::int64_t num_kv_heads_, rows_per_tile_, padded_size_;
+  SoftmaxState* states_ = nullptr;
+  float* outputs_ = nullptr;
 };
 
-// The keys that some query of the tile sees, from the start of a tile of keys.
-KeyRange keys_of(const QueryTile& tile, const AttentionBatch& batch, const AttentionMask& mask) {
-  const std::int64_t seq_len = batch.seq_lens[tile.seq];
-  const std::int64_t first_pos = batch.first_query_pos(tile.seq) + tile.query_begin;
-  const std::int64_t begin = mask.visible(first_pos, seq_len).begin;
-  const std::int64_t end = mask.visible(first_pos + tile.num_queries - 1, seq_len).end;
-  return {begin / kTileKeys * kTileKeys, end};
+// Row r of the queries from `query_begin` on of a sequence.
+void write_row(const PagedAttentionParams& p, std::int64_t seq, std::int64_t query_begin,
+               std::int64_t kv_head, std::int64_t r, const AttentionRow& row) {
+  const std::int64_t token = p.batch.query_begin(seq) + query_begin + r / p.group_size();
+  write_result(p, row, token, kv_head * p.group_size() + r % p.group_size());
 }
 
-template <class T>
-void write_results(const PagedAttentionParams<T>& p, const QueryTile& tile,
-                   const AttentionTile<T>& result) {
-  const std::int64_t first_token = p.batch.query_begin(tile.seq) + tile.query_begin;
-  for (std::int64_t row = 0; row < result.num_rows(); ++row) {
-    const std::int64_t token = first_token + row / p.group_size();
-    const std::int64_t head = tile.kv_head * p.group_size() + row % p.group_size();
-    result.write_output(row, p.out + token * p.out_token_stride + head * p.out_head_stride);
-    if (p.lse != nullptr) {
-      p.lse[head * p.lse_head_stride + token * p.lse_token_stride] = result.log_sum_exp(row);
+void run_piece(const PagedAttentionParams& p, const AttentionPiece& piece, std::int64_t kv_head,
+               const PartialRows& partials, AttentionTile& worker) {
+  worker.run({piece.seq, kv_head, piece.query_begin, piece.num_queries}, piece.keys);
+  if (!piece.is_whole()) return partials.store(piece.partial, kv_head, worker);
+  for (std::int64_t r = 0; r < worker.num_rows(); ++r) {
+    write_row(p, piece.seq, piece.query_begin, kv_head, r, worker.row(r));
+  }
+}
+
+void join_cut_tile(const PagedAttentionParams& p, const CutTile& tile, std::int64_t kv_head,
+                   const PartialRows& partials) {
+  for (std::int64_t r = 0; r < tile.num_queries * p.group_size(); ++r) {
+    AttentionRow row = partials.load(tile.first_partial, kv_head, r);
+    for (std::int64_t i = 1; i < tile.num_partials; ++i) {
+      join_rows(p, row, partials.load(tile.first_partial + i, kv_head, r));
     }
+    write_row(p, tile.seq, tile.query_begin, kv_head, r, row);
   }
 }
 
 }  // namespace
 
-template <class T>
-void paged_attention(const PagedAttentionParams<T>& params, const ThreadRunner& runner) {
-  const TileList tiles(params.batch, queries_per_tile(params.group_size()));
-  const std::int64_t num_items = tiles.size() * params.num_kv_heads;
-  for_each_item(params, num_items, runner, [&](AttentionTile<T>& worker, std::int64_t item) {
-    const QueryTile tile = tiles(item / params.num_kv_heads, item % params.num_kv_heads);
-    worker.run(tile, keys_of(tile, params.batch, params.mask), params.sinks != nullptr);
-    write_results(params, tile, worker);
-  });
-}
+void paged_attention(const PagedAttentionParams& params, const ThreadRunner& runner) {
+  static thread_local CallMemory memory;
+  const std::int64_t num_heads = params.num_kv_heads;
+  const std::int64_t workers = num_workers(params, runner);
+  AttentionPieces& work = memory.work;
+  work.plan(params.batch, params.mask, params.group_size(), num_heads, workers);
+  const PartialRows partials(params, work.num_partials, memory.partials);
 
-template void paged_attention(const PagedAttentionParams<float>&, const ThreadRunner&);
-template void paged_attention(const PagedAttentionParams<Half>&, const ThreadRunner&);
-template void paged_attention(const PagedAttentionParams<BFloat16>&, const ThreadRunner&);
+  for_each_item(params, std::ssize(work.pieces) * num_heads, workers, runner, memory.workers,
+                [&](AttentionTile& worker, std::int64_t item) {
+                  const auto& piece = work.pieces[static_cast<std::size_t>(item / num_heads)];
+                  run_piece(params, piece, item % num_heads, partials, worker);
+                });
+  parallel_for(runner, std::ssize(work.cut_tiles) * num_heads, 1,
+               [&](std::int64_t begin, std::int64_t end) {
+                 for (std::int64_t i = begin; i < end; ++i) {
+                   const auto& tile = work.cut_tiles[static_cast<std::size_t>(i / num_heads)];
+                   join_cut_tile(params, tile, i % num_heads, partials);
+                 }
+               });
+}
 
 }  // namespace paged_kv::cpu

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "ops/cpu/attention_result.h"
 #include "ops/cpu/attention_tile.h"
 #include "ops/cpu/attention_workers.h"
 #include "ops/cpu/float16.h"
@@ -16,17 +17,20 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 template <class T>
-void write_partition(const PartitionBuffers<T>& buffers, const AttentionTile<T>& result,
-                     std::int64_t seq, std::int64_t first_head, std::int64_t partition) {
-  for (std::int64_t row = 0; row < result.num_rows(); ++row) {
-    const std::int64_t head = first_head + row;
+void write_partition(const PagedAttentionParams& params, const PartitionBuffers<T>& buffers,
+                     const AttentionTile& result, std::int64_t seq, std::int64_t first_head,
+                     std::int64_t partition) {
+  for (std::int64_t r = 0; r < result.num_rows(); ++r) {
+    const AttentionRow& row = result.row(r);
+    const std::int64_t head = first_head + r;
     buffers.exp_sums[seq * buffers.exp_sums_seq_stride + head * buffers.exp_sums_head_stride +
-                     partition * buffers.exp_sums_partition_stride] = result.exp_sum(row);
+                     partition * buffers.exp_sums_partition_stride] = row.state.sum;
     buffers.max_logits[seq * buffers.max_logits_seq_stride + head * buffers.max_logits_head_stride +
-                       partition * buffers.max_logits_partition_stride] = result.max_logit(row);
-    result.write_output(row, buffers.tmp_out + seq * buffers.tmp_out_seq_stride +
-                                 head * buffers.tmp_out_head_stride +
-                                 partition * buffers.tmp_out_partition_stride);
+                       partition * buffers.max_logits_partition_stride] = row.state.max;
+    write_output(params, row, head, /*use_sinks=*/false,
+                 buffers.tmp_out + seq * buffers.tmp_out_seq_stride +
+                     head * buffers.tmp_out_head_stride +
+                     partition * buffers.tmp_out_partition_stride);
   }
 }
 
@@ -67,8 +71,9 @@ void reduce_partitions(const PartitionBuffers<T>& buffers, std::int64_t seq, std
 }  // namespace
 
 template <class T>
-void paged_attention_partitioned(const PagedAttentionParams<T>& params,
+void paged_attention_partitioned(const PagedAttentionParams& params,
                                  const PartitionBuffers<T>& buffers, const ThreadRunner& runner) {
+  static thread_local Scratch scratch;
   const auto& batch = params.batch;
   const auto num_partitions = [&batch](std::int64_t seq) {
     return ceil_div<std::int64_t>(batch.seq_lens[seq], kPartitionSize);
@@ -79,35 +84,35 @@ void paged_attention_partitioned(const PagedAttentionParams<T>& params,
   }
 
   const std::int64_t num_items = batch.num_seqs() * params.num_kv_heads * max_partitions;
-  for_each_item(params, num_items, runner, [&](AttentionTile<T>& worker, std::int64_t item) {
+  const auto run_item = [&](AttentionTile& worker, std::int64_t item) {
     const std::int64_t partition = item % max_partitions;
     const std::int64_t kv_head = item / max_partitions % params.num_kv_heads;
     const std::int64_t seq = item / max_partitions / params.num_kv_heads;
     if (partition >= num_partitions(seq)) return;
     const std::int64_t begin = partition * kPartitionSize;
     const std::int64_t end = std::min<std::int64_t>(begin + kPartitionSize, batch.seq_lens[seq]);
-    worker.run({.seq = seq, .kv_head = kv_head, .query_begin = 0, .num_queries = 1}, {begin, end},
-               /*use_sinks=*/false);
-    write_partition(buffers, worker, seq, kv_head * params.group_size(), partition);
-  });
+    worker.run({.seq = seq, .kv_head = kv_head, .query_begin = 0, .num_queries = 1}, {begin, end});
+    write_partition(params, buffers, worker, seq, kv_head * params.group_size(), partition);
+  };
+  for_each_item(params, num_items, num_workers(params, runner), runner, scratch, run_item);
 
-  parallel_for(runner, batch.num_seqs() * params.num_heads, 8,
-               [&](std::int64_t begin, std::int64_t end) {
-                 for (std::int64_t i = begin; i < end; ++i) {
-                   const std::int64_t seq = i / params.num_heads;
-                   const std::int64_t head = i % params.num_heads;
-                   reduce_partitions(
-                       buffers, seq, head, num_partitions(seq), params.head_size,
-                       params.out + seq * params.out_token_stride + head * params.out_head_stride);
-                 }
-               });
+  parallel_for(
+      runner, batch.num_seqs() * params.num_heads, 8, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) {
+          const std::int64_t seq = i / params.num_heads;
+          const std::int64_t head = i % params.num_heads;
+          T* out = static_cast<T*>(params.out) + seq * params.out_token_stride +
+                   head * params.out_head_stride;
+          reduce_partitions(buffers, seq, head, num_partitions(seq), params.head_size, out);
+        }
+      });
 }
 
-template void paged_attention_partitioned(const PagedAttentionParams<float>&,
+template void paged_attention_partitioned(const PagedAttentionParams&,
                                           const PartitionBuffers<float>&, const ThreadRunner&);
-template void paged_attention_partitioned(const PagedAttentionParams<Half>&,
+template void paged_attention_partitioned(const PagedAttentionParams&,
                                           const PartitionBuffers<Half>&, const ThreadRunner&);
-template void paged_attention_partitioned(const PagedAttentionParams<BFloat16>&,
+template void paged_attention_partitioned(const PagedAttentionParams&,
                                           const PartitionBuffers<BFloat16>&, const ThreadRunner&);
 
 }  // namespace paged_kv::cpu

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <stdexcept>
 
 namespace paged_kv::cuda {
 namespace {
@@ -44,6 +45,8 @@ void launch_for_cache(const PagedAttentionParams& params, const Partitions& part
       return launch_paged_attention<T, Float8E4M3>(params, partitions, stream);
     case KvCacheDtype::kFloat8E5M2:
       return launch_paged_attention<T, Float8E5M2>(params, partitions, stream);
+    case KvCacheDtype::kInt8:
+      throw std::invalid_argument("kv_cache_dtype: int8 caches are for the CPU");
   }
 }
 

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <initializer_list>
+#include <stdexcept>
 
 #include <cuda_runtime.h>
 
@@ -72,6 +73,8 @@ void dispatch_conversion(KvCacheDtype kv_cache_dtype, FloatDtype dtype, F&& f) {
     case KvCacheDtype::kFloat8E5M2:
       return dispatch_float_dtype(
           dtype, [&]<class T>() { f.template operator()<Converter<T, Float8E5M2>>(); });
+    case KvCacheDtype::kInt8:
+      throw std::invalid_argument("kv_cache_dtype: int8 caches are for the CPU");
   }
 }
 

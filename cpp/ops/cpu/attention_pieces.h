@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How the attention of one batch is cut into pieces of work for threads.
+#pragma once
+
+#include "ops/cpu/attention_batch.h"
+#include "ops/cpu/attention_tile.h"
+
+#include <cstdint>
+#include <vector>
+
+namespace paged_kv::cpu {
+
+// A tile of queries against some of its keys, for each kv head.
+struct AttentionPiece {
+  std::int64_t seq;
+  std::int64_t query_begin;  // as in QueryTile
+  std::int64_t num_queries;
+  KeyRange keys;
+  std::int64_t partial;  // index among the pieces of cut tiles; -1: the piece is the whole tile
+
+  [[nodiscard]] bool is_whole() const noexcept { return partial < 0; }
+};
+
+// A tile whose keys are cut into pieces, one a split.
+struct CutTile {
+  std::int64_t seq;
+  std::int64_t query_begin;
+  std::int64_t num_queries;
+  std::int64_t first_partial;
+  std::int64_t num_partials;
+};
+
+struct AttentionPieces {
+  std::vector<AttentionPiece> pieces;
+  std::vector<CutTile> cut_tiles;
+  std::int64_t num_partials = 0;
+
+  // Replaces what was there. A tile is cut if for one kv head it is more than a fair part of the
+  // work of `num_threads` threads. Within a sequence the last queries, which see the most keys,
+  // come first: then the threads finish at about the same time. Cost: O(pieces).
+  void plan(const AttentionBatch& batch, const AttentionMask& mask, std::int64_t group_size,
+            std::int64_t num_kv_heads, std::int64_t num_threads);
+};
+
+}  // namespace paged_kv::cpu

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/cpu/cache_rows.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace paged_kv::cpu {
+namespace {
+
+constexpr std::int64_t kTransposedTokens = 8;  // that transpose_rows takes at a time
+static_assert(kTileKeys % kTransposedTokens == 0);
+
+}  // namespace
+
+CacheRows::CacheRows(const PagedAttentionParams& params, const CacheSide& side,
+                     ScratchCutter& scratch)
+    : params_(params),
+      side_(side),
+      type_(static_cast<int>(params.cache_type)),
+      padded_size_(params.padded_head_size()),
+      access_(access()),
+      current_(scratch.take<const void*>(kTileKeys)),
+      next_(scratch.take<const void*>(kTileKeys)),
+      converted_(scratch.take<const void*>(kTileKeys)),
+      copy_(scratch.take<float>(kTileKeys * padded_size_)),
+      dense_row_(scratch.take<std::byte>(params.head_size * element_size(params.cache_type))) {
+  if (copy_ == nullptr) return;
+  for (std::int64_t k = 0; k < kTileKeys; ++k) converted_[k] = copy_ + k * padded_size_;
+}
+
+CacheRows::Access CacheRows::access() const noexcept {
+  const std::int64_t element = element_size(params_.cache_type);
+  if (side_.dim_stride == element) {
+    if (side_.chunk_size != params_.head_size) return Access::kChunked;
+    return params_.head_size == padded_size_ ? Access::kWholeVectors : Access::kDense;
+  }
+  const bool has_eights = params_.batch.block_size % kTransposedTokens == 0;
+  const bool is_transposed =
+      side_.token_stride == element && side_.chunk_size == params_.head_size && has_eights;
+  return is_transposed ? Access::kTransposed : Access::kStrided;
+}
+
+void CacheRows::begin(std::int64_t seq, std::int64_t kv_head, bool converts) {
+  seq_ = seq;
+  kv_head_ = kv_head;
+  const bool has_product = params_.kernels->multiply_keys[type_] != nullptr;
+  converts_ = type_ != kFloatType && (converts || !has_product);
+  located_tile_ = -1;
+}
+
+TokenRows CacheRows::tile(std::int64_t tile_begin, KeyRange columns, KeyRange next_columns) {
+  if (located_tile_ == tile_begin) {
+    std::swap(current_, next_);
+  } else {
+    locate(tile_begin, columns, current_);
+  }
+  if (!reads_in_place()) {
+    convert(columns);
+    return {converted_, columns.begin, columns.end, padded_size_, nullptr, 0};
+  }
+  if (next_columns.begin != 0) next_columns = {0, 0};  // never after the first tile of a range
+  if (!next_columns.empty()) {
+    located_tile_ = tile_begin + kTileKeys;
+    locate(located_tile_, next_columns, next_);
+  }
+  return {current_, columns.begin, columns.end, padded_size_, next_, next_columns.end};
+}
+
+void CacheRows::locate(std::int64_t tile_begin, KeyRange columns, const void** pointers) const {
+  const std::int64_t block_size = params_.batch.block_size;
+  std::int64_t block_idx = (tile_begin + columns.begin) / block_size;
+  std::int64_t offset = (tile_begin + columns.begin) % block_size;
+  for (std::int64_t k = columns.begin; k < columns.end; ++block_idx, offset = 0) {
+    const std::int64_t block = params_.batch.block_tables(seq_, block_idx);
+    const std::byte* token = side_.data + block * side_.block_stride + offset * side_.token_stride +
+                             kv_head_ * side_.head_stride;
+    const std::int64_t end = std::min(columns.end, k + block_size - offset);
+    for (; k < end; ++k, token += side_.token_stride) pointers[k] = token;
+  }
+}
+
+void CacheRows::convert(KeyRange columns) {
+  const AttentionKernels& kernels = *params_.kernels;
+  const std::int64_t size = params_.head_size;
+  const std::int64_t tokens_at_once = access_ == Access::kTransposed ? kTransposedTokens : 1;
+  for (std::int64_t k = columns.begin; k < columns.end;) {
+    float* target = copy_ + k * padded_size_;
+    switch (access_) {
+      case Access::kWholeVectors:
+      case Access::kDense:
+        kernels.convert_row[type_](current_[k], size, target);
+        break;
+      case Access::kChunked:
+        kernels.convert_chunked_row[type_](current_[k], side_.chunk_stride, size, target);
+        break;
+      case Access::kTransposed: {
+        // All eight tokens of the group, though `columns` may begin within: they are in the block.
+        const std::int64_t before = k % kTransposedTokens;
+        const auto* group =
+            static_cast<const std::byte*>(current_[k]) - before * element_size(params_.cache_type);
+        kernels.transpose_rows[type_](group, side_.dim_stride, size, target - before * padded_size_,
+                                      padded_size_);
+        k -= before;
+        break;
+      }
+      case Access::kStrided:
+        convert_strided(current_[k], target);
+        break;
+    }
+    k += tokens_at_once;
+  }
+}
+
+void CacheRows::convert_strided(const void* source, float* target) {
+  const std::int64_t element = element_size(params_.cache_type);
+  for (std::int64_t d = 0; d < params_.head_size; ++d) {
+    const auto* from = static_cast<const std::byte*>(source) +
+                       d / side_.chunk_size * side_.chunk_stride +
+                       d % side_.chunk_size * side_.dim_stride;
+    std::memcpy(dense_row_ + d * element, from, static_cast<std::size_t>(element));
+  }
+  params_.kernels->convert_row[type_](dense_row_, params_.head_size, target);
+}
+
+}  // namespace paged_kv::cpu

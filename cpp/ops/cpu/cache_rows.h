@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The keys, or the values, of one tile of tokens as rows that the inner loops can read: in place
+// where the cache holds dense rows, else converted to float32.
+#pragma once
+
+#include "ops/cpu/paged_attention.h"
+#include "ops/cpu/scratch.h"
+
+#include <cstdint>
+
+namespace paged_kv::cpu {
+
+class CacheRows {
+ public:
+  // `side` is a member of `params`. Takes O(kTileKeys * head_size) floats from `scratch`, or counts
+  // them only.
+  CacheRows(const PagedAttentionParams& params, const CacheSide& side, ScratchCutter& scratch);
+
+  // Turns to another sequence and kv head. With `converts`, rows are float32 whatever the cache is:
+  // for many queries that is cheaper than a conversion in each use.
+  void begin(std::int64_t seq, std::int64_t kv_head, bool converts);
+
+  // The rows of the tokens `columns` of the tile that begins at position `tile_begin`, a multiple
+  // of kTileKeys; valid until the next call. Those of the next tile may be fetched meanwhile.
+  [[nodiscard]] TokenRows tile(std::int64_t tile_begin, KeyRange columns, KeyRange next_columns);
+
+  // Index of the rows' element type in the kernel tables.
+  [[nodiscard]] int type() const noexcept { return reads_in_place() ? type_ : kFloatType; }
+
+ private:
+  // How the elements of a token lie.
+  enum class Access {
+    kWholeVectors,  // one after the other
+    kDense,         // one after the other, the last vector not full
+    kChunked,       // in chunks of 16 bytes: keys of the x-packed layout
+    kTransposed,    // tokens one after the other, eight of them aligned: its values
+    kStrided,
+  };
+  static constexpr int kFloatType = static_cast<int>(ElementType::kFloat);
+
+  [[nodiscard]] Access access() const noexcept;
+  [[nodiscard]] bool reads_in_place() const noexcept {
+    return access_ == Access::kWholeVectors && !converts_;
+  }
+  // Sets pointers[k] for the columns.
+  void locate(std::int64_t tile_begin, KeyRange columns, const void** pointers) const;
+  void convert(KeyRange columns);
+  void convert_strided(const void* source, float* target);
+
+  const PagedAttentionParams& params_;
+  const CacheSide& side_;
+  int type_;
+  std::int64_t padded_size_;
+  Access access_;
+  std::int64_t seq_ = 0, kv_head_ = 0;
+  bool converts_ = false;
+  std::int64_t located_tile_ = -1;  // whose pointers are in next_
+  const void** current_;            // [kTileKeys], into the cache
+  const void** next_;
+  const void** converted_;  // [kTileKeys], into copy_
+  float* copy_;             // [kTileKeys, padded_size]
+  std::byte* dense_row_;    // a row without its strides
+};
+
+}  // namespace paged_kv::cpu

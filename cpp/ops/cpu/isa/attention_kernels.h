@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The inner loops of CPU attention, as a table of functions that each instruction set fills in.
+//
+// Rules of this folder: its sources include nothing but each other, <stdint.h> and compiler
+// intrinsics. An inline function of std or torch that were compiled here could be the copy that the
+// linker keeps for the whole library, and crash where the instruction set is missing.
+//
+// Numerics: all arithmetic is float32. Element d of a product is summed in lane d % lanes, the
+// lanes as a tree; weighted values are summed key by key. How many rows a call handles changes no
+// bit of any row. Instruction sets differ in the number of lanes and in fused multiply-adds, thus
+// in bits.
+#pragma once
+
+#include "ops/cpu/element_type.h"
+
+#include <stdint.h>
+
+namespace paged_kv::cpu {
+
+// Keys that one call handles at most, and the row length of `logits`.
+inline constexpr int64_t kTileKeys = 64;
+
+// Rows of keys or of values, one pointer a token: `size` elements each, dense, size a multiple of
+// AttentionKernels::lanes. Only [begin, end) of the tokens is read.
+struct TokenRows {
+  const void* const* rows;  // [kTileKeys]
+  int64_t begin;
+  int64_t end;
+  int64_t size;
+  // The rows of the tile that comes next, to be fetched into the cache meanwhile; or null.
+  const void* const* next_rows;  // [next_count]
+  int64_t next_count;
+};
+
+// Float32 rows of the same length, `stride` elements apart.
+struct FloatRows {
+  float* data;
+  int64_t stride;
+  int64_t count;
+};
+
+// What turns a product of query and key into a logit.
+struct LogitTransform {
+  float scale;
+  float softcap;      // 0 = none: else tanh(logit / softcap) * softcap
+  float alibi_slope;  // the logit of key k gets (k + distance) * alibi_slope
+  float distance;     // position of the tile's first key less that of the query
+  int64_t begin;      // keys outside [begin, end) are masked: -inf
+  int64_t end;
+};
+
+// One row's running softmax: the weights of keys seen so far are exp(logit - max).
+struct SoftmaxState {
+  float max;
+  float sum;
+};
+
+struct AttentionKernels {
+  const char* name;  // as in PAGED_KV_ISA
+  int64_t lanes;
+
+  // target[i] = source[i] for i in [0, size), then zeros up to a multiple of `lanes`.
+  using ConvertRow = void (*)(const void* source, int64_t size, float* target);
+  ConvertRow convert_row[kNumElementTypes];
+
+  // As convert_row, of a row that lies in chunks of 16 bytes, `chunk_stride_bytes` apart. The size
+  // is a multiple of a chunk's elements.
+  using ConvertChunkedRow = void (*)(const void* source, int64_t chunk_stride_bytes, int64_t size,
+                                     float* target);
+  ConvertChunkedRow convert_chunked_row[kNumElementTypes];
+
+  // Eight rows from a matrix that lies the other way round: target[t * target_stride + d] =
+  // source[d * dim_stride_bytes / sizeof(element) + t], for t in [0, 8).
+  using TransposeRows = void (*)(const void* source, int64_t dim_stride_bytes, int64_t size,
+                                 float* target, int64_t target_stride);
+  TransposeRows transpose_rows[kNumElementTypes];
+
+  // target[i] = scale * source[i] for i in [0, size), rounded to nearest even; for the first three
+  // element types only.
+  using StoreRow = void (*)(const float* source, float scale, int64_t size, void* target);
+  StoreRow store_row[kNumFloatTypes];
+
+  // The two products are null for types that must be converted first.
+
+  // logits[r * kTileKeys + k] = queries[r] . keys[k].
+  using MultiplyKeys = void (*)(const FloatRows& queries, const TokenRows& keys, float* logits);
+  MultiplyKeys multiply_keys[kNumElementTypes];
+
+  // outputs[r] += sum over k of weights[r * kTileKeys + k] * values[k].
+  using AddValues = void (*)(const float* weights, const TokenRows& values,
+                             const FloatRows& outputs);
+  AddValues add_values[kNumElementTypes];
+
+  // Products -> logits, kTileKeys of them.
+  void (*transform_logits)(const LogitTransform& transform, float* logits);
+
+  // Logits -> weights, kTileKeys of them; rescales the state and `output` if the maximum rose.
+  // Returns false, and changes nothing, if all logits are -inf.
+  bool (*softmax)(float* logits, SoftmaxState& state, float* output, int64_t size);
+
+  // Joins the outputs of two ranges of keys: output and state become those of both.
+  void (*merge)(SoftmaxState& state, float* output, const SoftmaxState& other_state,
+                const float* other_output, int64_t size);
+};
+
+}  // namespace paged_kv::cpu

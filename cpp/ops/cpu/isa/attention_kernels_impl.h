@@ -1,0 +1,442 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The kernels of attention_kernels.h for any instruction set V, a class in an anonymous namespace
+// of the source that is compiled for it (so that no symbol here is shared between sources):
+//
+//   kLanes, Vec, IntVec       GCC vectors of so many floats and int32s
+//   fma(a, b, c), max(a, b)   a * b + c; max() is b where the comparison fails (NaN)
+//   load_as_float<T>(p)       kLanes elements of type T
+//   store_as<T>(p, v)         kLanes elements, T one of the three float types
+//   sum4(a, b, c, d, out)     out[0..3] = sums of the lanes, as a tree
+//   kConvertsInRegisters      whether products take other types than float
+//   keys_per_block<kRows>()   so many keys times kRows are enough sums to fill the FMA units, and
+//                             few enough for the registers
+//   convert_chunk<T>(p, out)  16 bytes of elements
+//   load8<T>(p, out)          eight elements
+//   transpose_block<T>(p, dim_stride_bytes, out, out_stride)   an 8 x 8 block of transpose_rows
+#pragma once
+
+#include "ops/cpu/isa/attention_kernels.h"
+
+namespace paged_kv::cpu {
+
+template <class V>
+struct AttentionKernelsFor {
+  using Vec = typename V::Vec;
+  using IntVec = typename V::IntVec;
+  static constexpr int64_t kLanes = V::kLanes;
+
+  [[gnu::always_inline]] static Vec load(const float* p) {
+    return V::template load_as_float<ElementType::kFloat>(p);
+  }
+  [[gnu::always_inline]] static void store(float* p, Vec v) {
+    V::template store_as<ElementType::kFloat>(p, v);
+  }
+  [[gnu::always_inline]] static Vec broadcast(float x) { return Vec{} + x; }
+
+  // The sum of the lanes, as sum4() adds them.
+  [[gnu::always_inline]] static float sum_lanes(Vec v) {
+    float sums[4];
+    V::sum4(v, v, v, v, sums);
+    return sums[0];
+  }
+
+  template <ElementType kType>
+  [[gnu::always_inline]] static const char* element(const void* row, int64_t i) {
+    return static_cast<const char*>(row) + i * element_size(kType);
+  }
+
+  // ---------------------------------------------------------------- exp and tanh
+
+  // e^x for x <= 88, within 2 ulp; 0 where x < -87 (-inf too); NaN stays NaN.
+  static Vec exp(Vec x) {
+    constexpr float kLog2e = 1.44269504088896341f;
+    constexpr float kLn2High = 0.693145751953125f;  // so few bits that n * kLn2High is exact
+    constexpr float kLn2Low = 1.42860682030941723e-6f;
+    constexpr float kRound = 12582912.0f;              // 1.5 * 2^23: adding it rounds to an integer
+    const Vec clamped = V::max(broadcast(-87.0f), x);  // NaN stays: it is the second argument
+    const Vec shifted = V::fma(clamped, broadcast(kLog2e), broadcast(kRound));
+    const Vec n = shifted - kRound;
+    Vec r = V::fma(n, broadcast(-kLn2High), clamped);
+    r = V::fma(n, broadcast(-kLn2Low), r);  // |r| <= ln(2) / 2
+    // Taylor: the first term left out is below 6e-9 there.
+    Vec poly = V::fma(r, broadcast(1.0f / 5040), broadcast(1.0f / 720));
+    poly = V::fma(poly, r, broadcast(1.0f / 120));
+    poly = V::fma(poly, r, broadcast(1.0f / 24));
+    poly = V::fma(poly, r, broadcast(1.0f / 6));
+    poly = V::fma(poly, r, broadcast(0.5f));
+    poly = V::fma(poly, r, broadcast(1.0f));
+    poly = V::fma(poly, r, broadcast(1.0f));
+    // The low bits of `shifted` are n in two's complement: put it into the exponent.
+    const IntVec exponent = (reinterpret_cast<IntVec>(shifted) << 23) + (127 << 23);
+    return x < -87.0f ? Vec{} : poly * reinterpret_cast<Vec>(exponent);
+  }
+
+  static Vec tanh(Vec x) {
+    const Vec magnitude = x < 0.0f ? -x : x;
+    // Beyond 20 the result is 1 to the last bit, and exp() would overflow.
+    const Vec bounded = magnitude > 20.0f ? broadcast(20.0f) : magnitude;
+    const Vec large = 1.0f - 2.0f / (exp(2.0f * bounded) + 1.0f);
+    // Taylor below 1/4, where the line above cancels.
+    const Vec square = x * x;
+    Vec poly = square * (62.0f / 2835) - 17.0f / 315;
+    poly = poly * square + 2.0f / 15;
+    poly = poly * square - 1.0f / 3;
+    const Vec small = magnitude + magnitude * square * poly;
+    const Vec result = magnitude < 0.25f ? small : large;
+    return x < 0.0f ? -result : result;
+  }
+
+  static float exp(float x) { return exp(broadcast(x))[0]; }
+
+  // ---------------------------------------------------------------- rows in and out
+
+  template <ElementType kType>
+  static void convert_row(const void* source, int64_t size, float* target) {
+    int64_t i = 0;
+    for (; i + kLanes <= size; i += kLanes) {
+      store(target + i, V::template load_as_float<kType>(element<kType>(source, i)));
+    }
+    if (i == size) return;
+    alignas(64) char tail[kLanes * 4] = {};  // what lies behind the row may not be read
+    const char* rest = element<kType>(source, i);
+    const int64_t num_bytes = (size - i) * element_size(kType);
+    for (int64_t b = 0; b < num_bytes; ++b) tail[b] = rest[b];
+    store(target + i, V::template load_as_float<kType>(tail));
+  }
+
+  template <ElementType kType>
+  static void convert_chunked_row(const void* source, int64_t chunk_stride_bytes, int64_t size,
+                                  float* target) {
+    constexpr int64_t kChunk = 16 / element_size(kType);
+    const char* chunk = static_cast<const char*>(source);
+    for (int64_t d = 0; d < size; d += kChunk, chunk += chunk_stride_bytes) {
+      V::template convert_chunk<kType>(chunk, target + d);
+    }
+    for (int64_t d = size; d % kLanes != 0; ++d) target[d] = 0.0f;
+  }
+
+  template <ElementType kType>
+  static void transpose_rows(const void* source, int64_t dim_stride_bytes, int64_t size,
+                             float* target, int64_t target_stride) {
+    const char* row = static_cast<const char*>(source);
+    int64_t d = 0;
+    for (; d + 8 <= size; d += 8, row += 8 * dim_stride_bytes) {
+      V::template transpose_block<kType>(row, dim_stride_bytes, target + d, target_stride);
+    }
+    for (; d < size; ++d, row += dim_stride_bytes) {
+      float column[8];
+      V::template load8<kType>(row, column);
+      for (int64_t t = 0; t < 8; ++t) target[t * target_stride + d] = column[t];
+    }
+    for (; d % kLanes != 0; ++d) {
+      for (int64_t t = 0; t < 8; ++t) target[t * target_stride + d] = 0.0f;
+    }
+  }
+
+  template <ElementType kType>
+  static void store_row(const float* source, float scale, int64_t size, void* target) {
+    char* out = static_cast<char*>(target);
+    int64_t i = 0;
+    for (; i + kLanes <= size; i += kLanes) {
+      V::template store_as<kType>(out + i * element_size(kType), load(source + i) * scale);
+    }
+    if (i == size) return;
+    alignas(64) char tail[kLanes * 4];
+    alignas(64) float rest[kLanes] = {};
+    for (int64_t j = i; j < size; ++j) rest[j - i] = source[j];
+    V::template store_as<kType>(tail, load(rest) * scale);
+    const int64_t num_bytes = (size - i) * element_size(kType);
+    for (int64_t b = 0; b < num_bytes; ++b) out[i * element_size(kType) + b] = tail[b];
+  }
+
+  // ---------------------------------------------------------------- the two products
+
+  [[gnu::always_inline]] static void prefetch_row(const TokenRows& tokens, int64_t k,
+                                                  int64_t row_bytes) {
+    if (k >= tokens.next_count) return;
+    const char* row = static_cast<const char*>(tokens.next_rows[k]);
+    for (int64_t b = 0; b < row_bytes; b += 64) __builtin_prefetch(row + b);
+    __builtin_prefetch(row + row_bytes - 1);
+  }
+
+  // The products of kRows queries and kKeys keys; each load of a key serves all queries.
+  template <ElementType kType, int kRows, int kKeys>
+  [[gnu::always_inline]] static void multiply_block(const float* query, int64_t query_stride,
+                                                    const void* const* keys, int64_t size,
+                                                    float* logits) {
+    Vec sums[kRows][kKeys] = {};
+    for (int64_t d = 0; d < size; d += kLanes) {
+      Vec q[kRows];
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) q[r] = load(query + r * query_stride + d);
+#pragma GCC unroll 8
+      for (int k = 0; k < kKeys; ++k) {
+        const Vec key = V::template load_as_float<kType>(element<kType>(keys[k], d));
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) sums[r][k] = V::fma(q[r], key, sums[r][k]);
+      }
+    }
+    if constexpr (kKeys % 4 == 0) {
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+        for (int k = 0; k < kKeys; k += 4) {
+          V::sum4(sums[r][k], sums[r][k + 1], sums[r][k + 2], sums[r][k + 3],
+                  logits + r * kTileKeys + k);
+        }
+      }
+    } else if constexpr (kKeys == 2 && kRows % 2 == 0) {
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; r += 2) {
+        float pair[4];
+        V::sum4(sums[r][0], sums[r][1], sums[r + 1][0], sums[r + 1][1], pair);
+        logits[r * kTileKeys] = pair[0];
+        logits[r * kTileKeys + 1] = pair[1];
+        logits[(r + 1) * kTileKeys] = pair[2];
+        logits[(r + 1) * kTileKeys + 1] = pair[3];
+      }
+    } else {
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+        for (int k = 0; k < kKeys; ++k) logits[r * kTileKeys + k] = sum_lanes(sums[r][k]);
+      }
+    }
+  }
+
+  template <ElementType kType, int kRows>
+  static void multiply_rows(const float* query, int64_t query_stride, const TokenRows& keys,
+                            int64_t begin, int64_t end, bool prefetch, float* logits) {
+    constexpr int kKeys = V::template keys_per_block<kRows>();
+    const int64_t row_bytes = keys.size * element_size(kType);
+    int64_t k = begin;
+    for (; k + kKeys <= end; k += kKeys) {
+      if (prefetch) {
+        for (int i = 0; i < kKeys; ++i) prefetch_row(keys, k + i, row_bytes);
+      }
+      multiply_block<kType, kRows, kKeys>(query, query_stride, keys.rows + k, keys.size,
+                                          logits + k);
+    }
+    for (; k < end; ++k) {
+      if (prefetch) prefetch_row(keys, k, row_bytes);
+      multiply_block<kType, kRows, 1>(query, query_stride, keys.rows + k, keys.size, logits + k);
+    }
+  }
+
+  template <ElementType kType>
+  static void multiply_keys(const FloatRows& queries, const TokenRows& keys, float* logits) {
+    // So many keys stay in the first-level cache while all queries go over them.
+    constexpr int64_t kBlockBytes = 16 * 1024;
+    const int64_t step = round_down_8(kBlockBytes / (keys.size * element_size(kType)));
+    for (int64_t begin = keys.begin; begin < keys.end; begin += step) {
+      const int64_t end = begin + step < keys.end ? begin + step : keys.end;
+      for (int64_t row = 0; row < queries.count;) {
+        const float* query = queries.data + row * queries.stride;
+        float* out = logits + row * kTileKeys;
+        const bool prefetch = row == 0 && keys.next_count > 0;
+        switch (queries.count - row) {
+          case 1:
+            multiply_rows<kType, 1>(query, queries.stride, keys, begin, end, prefetch, out);
+            row += 1;
+            break;
+          case 2:
+            multiply_rows<kType, 2>(query, queries.stride, keys, begin, end, prefetch, out);
+            row += 2;
+            break;
+          case 3:
+            multiply_rows<kType, 3>(query, queries.stride, keys, begin, end, prefetch, out);
+            row += 3;
+            break;
+          default:
+            multiply_rows<kType, 4>(query, queries.stride, keys, begin, end, prefetch, out);
+            row += 4;
+        }
+      }
+    }
+  }
+
+  [[gnu::always_inline]] static int64_t round_down_8(int64_t n) { return n < 8 ? 8 : n / 8 * 8; }
+
+  // Adds all values to kVecs vectors of kRows outputs, which stay in registers meanwhile.
+  template <ElementType kType, int kRows, int kVecs>
+  [[gnu::always_inline]] static void add_block(const float* weights, const TokenRows& values,
+                                               int64_t d, float* output, int64_t output_stride,
+                                               bool prefetch) {
+    Vec sums[kRows][kVecs];
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+      for (int i = 0; i < kVecs; ++i) {
+        sums[r][i] = load(output + r * output_stride + d + i * kLanes);
+      }
+    }
+    for (int64_t k = values.begin; k < values.end; ++k) {
+      if (prefetch && k < values.next_count) {
+        const char* next = element<kType>(values.next_rows[k], d);
+        for (int64_t b = 0; b < kVecs * kLanes * element_size(kType); b += 64) {
+          __builtin_prefetch(next + b);
+        }
+      }
+      Vec weight[kRows];
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) weight[r] = broadcast(weights[r * kTileKeys + k]);
+#pragma GCC unroll 8
+      for (int i = 0; i < kVecs; ++i) {
+        const Vec value =
+            V::template load_as_float<kType>(element<kType>(values.rows[k], d + i * kLanes));
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) sums[r][i] = V::fma(weight[r], value, sums[r][i]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+      for (int i = 0; i < kVecs; ++i) {
+        store(output + r * output_stride + d + i * kLanes, sums[r][i]);
+      }
+    }
+  }
+
+  // All columns of kRows rows, kVecs vectors at a time.
+  template <ElementType kType, int kRows, int kVecs>
+  static void add_rows(const float* weights, const TokenRows& values, float* output,
+                       int64_t output_stride, bool prefetch) {
+    int64_t d = 0;
+    for (; d + kVecs * kLanes <= values.size; d += kVecs * kLanes) {
+      add_block<kType, kRows, kVecs>(weights, values, d, output, output_stride, prefetch);
+    }
+    for (; d < values.size; d += kLanes) {
+      add_block<kType, kRows, 1>(weights, values, d, output, output_stride, prefetch);
+    }
+  }
+
+  template <ElementType kType>
+  static void add_values(const float* weights, const TokenRows& values, const FloatRows& outputs) {
+    const int64_t num_fours = outputs.count / 4 * 4;
+    // The columns of a block stay in the first-level cache while all rows go over them.
+    for (int64_t d = 0; num_fours > 0 && d < values.size; d += 2 * kLanes) {
+      const bool is_last_half = d + kLanes == values.size;
+      for (int64_t row = 0; row < num_fours; row += 4) {
+        const float* w = weights + row * kTileKeys;
+        float* output = outputs.data + row * outputs.stride;
+        if (is_last_half) {
+          add_block<kType, 4, 1>(w, values, d, output, outputs.stride, row == 0);
+        } else {
+          add_block<kType, 4, 2>(w, values, d, output, outputs.stride, row == 0);
+        }
+      }
+    }
+    // Fewer rows leave registers for more columns.
+    const float* w = weights + num_fours * kTileKeys;
+    float* output = outputs.data + num_fours * outputs.stride;
+    switch (outputs.count - num_fours) {
+      case 3:
+        return add_rows<kType, 3, 4>(w, values, output, outputs.stride, num_fours == 0);
+      case 2:
+        return add_rows<kType, 2, 4>(w, values, output, outputs.stride, num_fours == 0);
+      case 1:
+        return add_rows<kType, 1, 8>(w, values, output, outputs.stride, num_fours == 0);
+      default:
+        return;
+    }
+  }
+
+  // ---------------------------------------------------------------- softmax
+
+  static void transform_logits(const LogitTransform& t, float* logits) {
+    alignas(64) static constexpr float kIota[16] = {0, 1, 2,  3,  4,  5,  6,  7,
+                                                    8, 9, 10, 11, 12, 13, 14, 15};
+    for (int64_t k = 0; k < kTileKeys; k += kLanes) {
+      Vec logit = load(logits + k) * t.scale;
+      if (t.softcap > 0) logit = tanh(logit * (1.0f / t.softcap)) * t.softcap;
+      if (t.alibi_slope != 0) {
+        logit += (load(kIota) + (t.distance + static_cast<float>(k))) * t.alibi_slope;
+      }
+      store(logits + k, logit);
+    }
+    for (int64_t k = 0; k < t.begin; ++k) logits[k] = -__builtin_inff();
+    for (int64_t k = t.end; k < kTileKeys; ++k) logits[k] = -__builtin_inff();
+  }
+
+  // The largest logit; -inf if there is none. max() passes over NaN, so a row of nothing but NaN
+  // would look like one without keys, and its result would be a clean zero.
+  static float max_or_nan(const float* logits) {
+    Vec max_vec = load(logits);
+    for (int64_t k = kLanes; k < kTileKeys; k += kLanes) {
+      max_vec = V::max(load(logits + k), max_vec);
+    }
+    float result = -__builtin_inff();
+    for (int64_t i = 0; i < kLanes; ++i) result = max_vec[i] > result ? max_vec[i] : result;
+    if (result != -__builtin_inff()) return result;
+    for (int64_t k = 0; k < kTileKeys; ++k) {
+      if (logits[k] != logits[k]) return logits[k];
+    }
+    return result;
+  }
+
+  static bool softmax(float* logits, SoftmaxState& state, float* output, int64_t size) {
+    const float tile_max = max_or_nan(logits);
+    if (tile_max == -__builtin_inff()) return false;  // and -inf - -inf would be NaN
+    const float old_max = state.max;
+    state.max = tile_max < old_max ? old_max : tile_max;  // NaN in tile_max stays
+    Vec sums{};
+    for (int64_t k = 0; k < kTileKeys; k += kLanes) {
+      const Vec weight = exp(load(logits + k) - state.max);
+      store(logits + k, weight);
+      sums += weight;
+    }
+    if (state.max != old_max) {
+      const float rescale = exp(old_max - state.max);
+      state.sum *= rescale;
+      for (int64_t d = 0; d < size; d += kLanes) store(output + d, load(output + d) * rescale);
+    }
+    state.sum += sum_lanes(sums);
+    return true;
+  }
+
+  static void merge(SoftmaxState& state, float* output, const SoftmaxState& other_state,
+                    const float* other_output, int64_t size) {
+    const float max = other_state.max < state.max ? state.max : other_state.max;
+    const float weight = state.max == max ? 1.0f : exp(state.max - max);
+    const float other_weight = other_state.max == max ? 1.0f : exp(other_state.max - max);
+    for (int64_t d = 0; d < size; d += kLanes) {
+      store(output + d,
+            V::fma(load(other_output + d), broadcast(other_weight), load(output + d) * weight));
+    }
+    state = {max, state.sum * weight + other_state.sum * other_weight};
+  }
+
+  // ---------------------------------------------------------------- the table
+
+  static constexpr AttentionKernels table(const char* name) {
+    AttentionKernels k{};
+    k.name = name;
+    k.lanes = kLanes;
+    fill<ElementType::kFloat>(k);
+    fill<ElementType::kHalf>(k);
+    fill<ElementType::kBFloat16>(k);
+    fill<ElementType::kFloat8E4M3>(k);
+    fill<ElementType::kFloat8E5M2>(k);
+    fill<ElementType::kInt8>(k);
+    k.transform_logits = &transform_logits;
+    k.softmax = &softmax;
+    k.merge = &merge;
+    return k;
+  }
+
+  template <ElementType kType>
+  static constexpr void fill(AttentionKernels& k) {
+    constexpr int kIndex = static_cast<int>(kType);
+    k.convert_row[kIndex] = &convert_row<kType>;
+    k.convert_chunked_row[kIndex] = &convert_chunked_row<kType>;
+    k.transpose_rows[kIndex] = &transpose_rows<kType>;
+    if constexpr (kIndex < kNumFloatTypes) k.store_row[kIndex] = &store_row<kType>;
+    if constexpr (V::kConvertsInRegisters || kType == ElementType::kFloat) {
+      k.multiply_keys[kIndex] = &multiply_keys<kType>;
+      k.add_values[kIndex] = &add_values<kType>;
+    }
+  }
+};
+
+}  // namespace paged_kv::cpu
