@@ -30,7 +30,7 @@ constexpr auto kTypes = {ElementType::kFloat,      ElementType::kHalf,       Ele
 [[nodiscard]] int index(ElementType type) { return static_cast<int>(type); }
 
 // The value of an element by the formats' definitions.
-float value_of(ElementType type, std::uint32_t bits) {
+float plain_value_of(ElementType type, std::uint32_t bits) {
   switch (type) {
     case ElementType::kFloat:
       return std::bit_cast<float>(bits);
@@ -68,6 +68,10 @@ void expect_same(float actual, float expected, const std::string& what) {
 
 class Kernels : public ::testing::TestWithParam<const AttentionKernels*> {
  protected:
+  [[nodiscard]] float value_of(ElementType type, std::uint32_t bits) const {
+    return plain_value_of(type, bits) / kernels_.unit[index(type)];
+  }
+
   const AttentionKernels& kernels_ = *GetParam();
 };
 
@@ -86,6 +90,23 @@ TEST_P(Kernels, ConvertEachElementToItsValue) {
     kernels_.convert_row[index(type)](packed.data(), num_patterns, converted.data());
     for (std::size_t i = 0; i < num_patterns; ++i) {
       expect_same(converted[i], value_of(type, bits[i]), std::to_string(bits[i]));
+    }
+  }
+}
+
+// Where the products take NaN for a number, has_nan() finds each one.
+TEST_P(Kernels, FindEachNanThatTheProductsHide) {
+  constexpr std::int64_t kSize = 48;
+  for (const ElementType type : kTypes) {
+    if (kernels_.has_nan[index(type)] == nullptr) continue;
+    for (std::uint32_t bits = 0; bits < 256; ++bits) {
+      std::vector<std::uint32_t> elements(3 * kSize, 1U);
+      elements[kSize + bits % kSize] = bits;
+      const auto packed = pack(type, elements);
+      const void* rows[3] = {packed.data(), packed.data() + kSize, packed.data() + 2 * kSize};
+      const bool is_nan = std::isnan(plain_value_of(type, bits));
+      EXPECT_EQ(kernels_.has_nan[index(type)]({rows, 0, 3, kSize, nullptr, 0}), is_nan) << bits;
+      EXPECT_FALSE(kernels_.has_nan[index(type)]({rows, 2, 3, kSize, nullptr, 0}));
     }
   }
 }

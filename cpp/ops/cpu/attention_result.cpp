@@ -36,7 +36,8 @@ void write_output(const PagedAttentionParams& params, const AttentionRow& row, s
     return;
   }
   const Denominator d = denominator(params, row.state, head, use_sinks);
-  const float value_scale = params.value.scale_of(head / params.group_size());
+  const float value_scale = params.value.scale_of(head / params.group_size()) *
+                            params.kernels->unit[static_cast<int>(params.cache_type)];
   params.kernels->store_row[static_cast<int>(params.query_type)](
       row.output, d.rescale / d.sum * value_scale, params.head_size, out);
 }

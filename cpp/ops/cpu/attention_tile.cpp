@@ -9,13 +9,20 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// Beyond so many rows, keys and values are converted to float32 once rather than in each use.
+// Beyond so many rows, keys and values are copied to float32 once rather than read in each use.
 constexpr std::int64_t kMaxRowsInPlace = 4;
 
 // Positions as columns of the tile that begins at `tile_begin`; may be empty.
 [[nodiscard]] KeyRange columns_of(KeyRange positions, std::int64_t tile_begin) noexcept {
   return {std::clamp<std::int64_t>(positions.begin - tile_begin, 0, kTileKeys),
           std::clamp<std::int64_t>(positions.end - tile_begin, 0, kTileKeys)};
+}
+
+// The kernel of `rows` fetches others, of the same or the next tile.
+void fetch_meanwhile(TokenRows& rows, const void* const* others, std::int64_t count) noexcept {
+  if (others == nullptr) return;
+  rows.next_rows = others;
+  rows.next_count = count;
 }
 
 [[nodiscard]] bool equal(KeyRange a, KeyRange b) { return a.begin == b.begin && a.end == b.end; }
@@ -107,15 +114,21 @@ void AttentionTile::clear(AttentionRow* rows) const noexcept {
 }
 
 void AttentionTile::run_split(KeyRange split, std::int64_t kv_head, AttentionRow* rows) {
-  const float scale = params_.scale * params_.key.scale_of(kv_head);
+  const float unit = kernels_.unit[static_cast<int>(params_.cache_type)];
+  const float scale = params_.scale * params_.key.scale_of(kv_head) * unit;
   std::int64_t tile_begin = split.begin / kTileKeys * kTileKeys;
   for (; tile_begin < split.end; tile_begin += kTileKeys) {
     const KeyRange columns = columns_of(seen_, tile_begin);
     const KeyRange next_columns = columns_of(seen_, tile_begin + kTileKeys);
     set_columns(tile_begin);
-    multiply_keys(keys_.tile(tile_begin, columns, next_columns));
+    keys_.turn_to(tile_begin, columns);
+    values_.turn_to(tile_begin, columns);
+    multiply_keys(columns);
     softmax(tile_begin, scale, rows);
-    add_values(values_.tile(tile_begin, columns, next_columns), tile_begin, rows);
+    values_.hide_nan();  // then rows() are others
+    TokenRows values = values_.rows();
+    fetch_meanwhile(values, keys_.next_places(next_columns), next_columns.end);
+    add_values(values, tile_begin, rows);
   }
 }
 
@@ -125,8 +138,12 @@ void AttentionTile::set_columns(std::int64_t tile_begin) noexcept {
   }
 }
 
-void AttentionTile::multiply_keys(const TokenRows& keys) {
-  kernels_.multiply_keys[keys_.type()]({query_, padded_size_, num_rows_}, keys, logits_);
+void AttentionTile::multiply_keys(KeyRange columns) {
+  const FloatRows queries{query_, padded_size_, num_rows_};
+  TokenRows keys = keys_.rows();
+  fetch_meanwhile(keys, values_.places(), columns.end);
+  kernels_.multiply_keys[keys_.type()](queries, keys, logits_);
+  if (keys_.hide_nan()) kernels_.multiply_keys[keys_.type()](queries, keys_.rows(), logits_);
 }
 
 // Turns logits into unnormalised weights, and rescales sums and outputs where the maximum rose.

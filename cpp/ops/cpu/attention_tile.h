@@ -75,7 +75,7 @@ class AttentionTile {
   // All tiles of keys of one split, into `rows`.
   void run_split(KeyRange split, std::int64_t kv_head, AttentionRow* rows);
   void set_columns(std::int64_t tile_begin) noexcept;
-  void multiply_keys(const TokenRows& keys);
+  void multiply_keys(KeyRange columns);
   void softmax(std::int64_t tile_begin, float scale, AttentionRow* rows);
   void mask_sparse(const Query& query, std::int64_t tile_begin, float* logits) const;
   void add_values(const TokenRows& values, std::int64_t tile_begin, AttentionRow* rows);

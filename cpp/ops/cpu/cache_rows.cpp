@@ -45,26 +45,39 @@ void CacheRows::begin(std::int64_t seq, std::int64_t kv_head, bool converts) {
   seq_ = seq;
   kv_head_ = kv_head;
   const bool has_product = params_.kernels->multiply_keys[type_] != nullptr;
-  converts_ = type_ != kFloatType && (converts || !has_product);
+  converts_ = converts || !has_product;
   located_tile_ = -1;
 }
 
-TokenRows CacheRows::tile(std::int64_t tile_begin, KeyRange columns, KeyRange next_columns) {
+void CacheRows::turn_to(std::int64_t tile_begin, KeyRange columns) {
+  tile_begin_ = tile_begin;
+  columns_ = columns;
+  is_converted_ = false;
   if (located_tile_ == tile_begin) {
     std::swap(current_, next_);
   } else {
     locate(tile_begin, columns, current_);
   }
-  if (!reads_in_place()) {
-    convert(columns);
-    return {converted_, columns.begin, columns.end, padded_size_, nullptr, 0};
-  }
-  if (next_columns.begin != 0) next_columns = {0, 0};  // never after the first tile of a range
-  if (!next_columns.empty()) {
-    located_tile_ = tile_begin + kTileKeys;
-    locate(located_tile_, next_columns, next_);
-  }
-  return {current_, columns.begin, columns.end, padded_size_, next_, next_columns.end};
+}
+
+TokenRows CacheRows::rows() {
+  if (!reads_in_place() && !is_converted_) convert();
+  const void** rows = is_converted_ ? converted_ : current_;
+  return {rows, columns_.begin, columns_.end, padded_size_, nullptr, 0};
+}
+
+bool CacheRows::hide_nan() {
+  const auto has_nan = params_.kernels->has_nan[type_];
+  if (is_converted_ || has_nan == nullptr || !has_nan(rows())) return false;
+  convert();
+  return true;
+}
+
+const void* const* CacheRows::next_places(KeyRange columns) {
+  if (!reads_in_place() || columns.empty()) return nullptr;
+  located_tile_ = tile_begin_ + kTileKeys;
+  locate(located_tile_, columns, next_);
+  return next_;
 }
 
 void CacheRows::locate(std::int64_t tile_begin, KeyRange columns, const void** pointers) const {
@@ -80,11 +93,12 @@ void CacheRows::locate(std::int64_t tile_begin, KeyRange columns, const void** p
   }
 }
 
-void CacheRows::convert(KeyRange columns) {
+void CacheRows::convert() {
+  is_converted_ = true;
   const AttentionKernels& kernels = *params_.kernels;
   const std::int64_t size = params_.head_size;
   const std::int64_t tokens_at_once = access_ == Access::kTransposed ? kTransposedTokens : 1;
-  for (std::int64_t k = columns.begin; k < columns.end;) {
+  for (std::int64_t k = columns_.begin; k < columns_.end;) {
     float* target = copy_ + k * padded_size_;
     switch (access_) {
       case Access::kWholeVectors:
@@ -95,7 +109,8 @@ void CacheRows::convert(KeyRange columns) {
         kernels.convert_chunked_row[type_](current_[k], side_.chunk_stride, size, target);
         break;
       case Access::kTransposed: {
-        // All eight tokens of the group, though `columns` may begin within: they are in the block.
+        // All eight tokens of the group, though the columns may begin within: they are in the
+        // block.
         const std::int64_t before = k % kTransposedTokens;
         const auto* group =
             static_cast<const std::byte*>(current_[k]) - before * element_size(params_.cache_type);

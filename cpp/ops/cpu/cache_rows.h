@@ -17,16 +17,28 @@ class CacheRows {
   // them only.
   CacheRows(const PagedAttentionParams& params, const CacheSide& side, ScratchCutter& scratch);
 
-  // Turns to another sequence and kv head. With `converts`, rows are float32 whatever the cache is:
-  // for many queries that is cheaper than a conversion in each use.
+  // Turns to another sequence and kv head. With `converts`, rows are copied to float32 whatever the
+  // cache is: for many queries that is cheaper than conversions, and jumps, in each use.
   void begin(std::int64_t seq, std::int64_t kv_head, bool converts);
 
-  // The rows of the tokens `columns` of the tile that begins at position `tile_begin`, a multiple
-  // of kTileKeys; valid until the next call. Those of the next tile may be fetched meanwhile.
-  [[nodiscard]] TokenRows tile(std::int64_t tile_begin, KeyRange columns, KeyRange next_columns);
+  // Turns to the tokens `columns` of the tile that begins at position `tile_begin`, a multiple of
+  // kTileKeys. Touches no element.
+  void turn_to(std::int64_t tile_begin, KeyRange columns);
 
-  // Index of the rows' element type in the kernel tables.
-  [[nodiscard]] int type() const noexcept { return reads_in_place() ? type_ : kFloatType; }
+  // Their rows, valid until the next turn_to(). type() is their index in the kernel tables.
+  [[nodiscard]] TokenRows rows();
+  [[nodiscard]] int type() const noexcept { return is_converted_ ? kFloatType : type_; }
+
+  // Whether the last rows() are such that a product takes NaN for a number. Then rows() is to be
+  // called again. Asked after a product that can be repeated, it finds the elements in the cache.
+  bool hide_nan();
+
+  // Where the rows lie in the cache, if they are used in place, else null.
+  [[nodiscard]] const void* const* places() const noexcept {
+    return reads_in_place() ? current_ : nullptr;
+  }
+  // Of the next tile, whose tokens are `columns`.
+  [[nodiscard]] const void* const* next_places(KeyRange columns);
 
  private:
   // How the elements of a token lie.
@@ -45,7 +57,7 @@ class CacheRows {
   }
   // Sets pointers[k] for the columns.
   void locate(std::int64_t tile_begin, KeyRange columns, const void** pointers) const;
-  void convert(KeyRange columns);
+  void convert();
   void convert_strided(const void* source, float* target);
 
   const PagedAttentionParams& params_;
@@ -55,6 +67,9 @@ class CacheRows {
   Access access_;
   std::int64_t seq_ = 0, kv_head_ = 0;
   bool converts_ = false;
+  bool is_converted_ = false;  // what rows() returns
+  std::int64_t tile_begin_ = 0;
+  KeyRange columns_{};
   std::int64_t located_tile_ = -1;  // whose pointers are in next_
   const void** current_;            // [kTileKeys], into the cache
   const void** next_;

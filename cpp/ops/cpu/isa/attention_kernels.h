@@ -28,9 +28,9 @@ struct TokenRows {
   int64_t begin;
   int64_t end;
   int64_t size;
-  // The rows of the tile that comes next, to be fetched into the cache meanwhile; or null.
+  // Rows that are used next, to be fetched into the cache meanwhile.
   const void* const* next_rows;  // [next_count]
-  int64_t next_count;
+  int64_t next_count;            // 0: none
 };
 
 // Float32 rows of the same length, `stride` elements apart.
@@ -60,6 +60,10 @@ struct AttentionKernels {
   const char* name;  // as in PAGED_KV_ISA
   int64_t lanes;
 
+  // Elements are loaded as multiples of this power of two: what reads them must multiply by it. It
+  // is 1 but for types whose conversion is cheaper without a last step.
+  float unit[kNumElementTypes];
+
   // target[i] = source[i] for i in [0, size), then zeros up to a multiple of `lanes`.
   using ConvertRow = void (*)(const void* source, int64_t size, float* target);
   ConvertRow convert_row[kNumElementTypes];
@@ -81,7 +85,10 @@ struct AttentionKernels {
   using StoreRow = void (*)(const float* source, float scale, int64_t size, void* target);
   StoreRow store_row[kNumFloatTypes];
 
-  // The two products are null for types that must be converted first.
+  // The two products are null for types that must be converted first. Where has_nan is not null,
+  // they take NaN for some number: rows for which it is true must be converted first.
+  using HasNan = bool (*)(const TokenRows& tokens);
+  HasNan has_nan[kNumElementTypes];
 
   // logits[r * kTileKeys + k] = queries[r] . keys[k].
   using MultiplyKeys = void (*)(const FloatRows& queries, const TokenRows& keys, float* logits);

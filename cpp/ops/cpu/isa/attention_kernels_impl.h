@@ -4,8 +4,10 @@
 // of the source that is compiled for it (so that no symbol here is shared between sources):
 //
 //   kLanes, Vec, IntVec       GCC vectors of so many floats and int32s
+//   broadcast(x)              x in all lanes
 //   fma(a, b, c), max(a, b)   a * b + c; max() is b where the comparison fails (NaN)
-//   load_as_float<T>(p)       kLanes elements of type T
+//   load_as_float<T>(p)       kLanes elements of type T, in units of unit<T>()
+//   load_for_product<T>(p)    the same where no element may be NaN, if has_nan<T>() can tell
 //   store_as<T>(p, v)         kLanes elements, T one of the three float types
 //   sum4(a, b, c, d, out)     out[0..3] = sums of the lanes, as a tree
 //   kConvertsInRegisters      whether products take other types than float
@@ -32,7 +34,7 @@ struct AttentionKernelsFor {
   [[gnu::always_inline]] static void store(float* p, Vec v) {
     V::template store_as<ElementType::kFloat>(p, v);
   }
-  [[gnu::always_inline]] static Vec broadcast(float x) { return Vec{} + x; }
+  [[gnu::always_inline]] static Vec broadcast(float x) { return V::broadcast(x); }
 
   // The sum of the lanes, as sum4() adds them.
   [[gnu::always_inline]] static float sum_lanes(Vec v) {
@@ -172,7 +174,7 @@ struct AttentionKernelsFor {
       for (int r = 0; r < kRows; ++r) q[r] = load(query + r * query_stride + d);
 #pragma GCC unroll 8
       for (int k = 0; k < kKeys; ++k) {
-        const Vec key = V::template load_as_float<kType>(element<kType>(keys[k], d));
+        const Vec key = V::template load_for_product<kType>(element<kType>(keys[k], d));
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) sums[r][k] = V::fma(q[r], key, sums[r][k]);
       }
@@ -186,15 +188,13 @@ struct AttentionKernelsFor {
                   logits + r * kTileKeys + k);
         }
       }
-    } else if constexpr (kKeys == 2 && kRows % 2 == 0) {
+    } else if constexpr (kKeys == 3) {
 #pragma GCC unroll 8
-      for (int r = 0; r < kRows; r += 2) {
-        float pair[4];
-        V::sum4(sums[r][0], sums[r][1], sums[r + 1][0], sums[r + 1][1], pair);
-        logits[r * kTileKeys] = pair[0];
-        logits[r * kTileKeys + 1] = pair[1];
-        logits[(r + 1) * kTileKeys] = pair[2];
-        logits[(r + 1) * kTileKeys + 1] = pair[3];
+      for (int r = 0; r < kRows; ++r) {
+        float three[4];
+        V::sum4(sums[r][0], sums[r][1], sums[r][2], sums[r][2], three);
+#pragma GCC unroll 8
+        for (int k = 0; k < 3; ++k) logits[r * kTileKeys + k] = three[k];
       }
     } else {
 #pragma GCC unroll 8
@@ -226,9 +226,11 @@ struct AttentionKernelsFor {
 
   template <ElementType kType>
   static void multiply_keys(const FloatRows& queries, const TokenRows& keys, float* logits) {
-    // So many keys stay in the first-level cache while all queries go over them.
-    constexpr int64_t kBlockBytes = 16 * 1024;
-    const int64_t step = round_down_8(kBlockBytes / (keys.size * element_size(kType)));
+    // So many keys stay in the first-level cache while all queries go over them: a multiple of all
+    // keys_per_block().
+    constexpr int64_t kBlockBytes = 16 * 1024, kUnit = 24;
+    const int64_t fitting = kBlockBytes / (keys.size * element_size(kType));
+    const int64_t step = fitting < kUnit ? kUnit : fitting / kUnit * kUnit;
     for (int64_t begin = keys.begin; begin < keys.end; begin += step) {
       const int64_t end = begin + step < keys.end ? begin + step : keys.end;
       for (int64_t row = 0; row < queries.count;) {
@@ -256,8 +258,6 @@ struct AttentionKernelsFor {
     }
   }
 
-  [[gnu::always_inline]] static int64_t round_down_8(int64_t n) { return n < 8 ? 8 : n / 8 * 8; }
-
   // Adds all values to kVecs vectors of kRows outputs, which stay in registers meanwhile.
   template <ElementType kType, int kRows, int kVecs>
   [[gnu::always_inline]] static void add_block(const float* weights, const TokenRows& values,
@@ -284,7 +284,7 @@ struct AttentionKernelsFor {
 #pragma GCC unroll 8
       for (int i = 0; i < kVecs; ++i) {
         const Vec value =
-            V::template load_as_float<kType>(element<kType>(values.rows[k], d + i * kLanes));
+            V::template load_for_product<kType>(element<kType>(values.rows[k], d + i * kLanes));
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) sums[r][i] = V::fma(weight[r], value, sums[r][i]);
       }
@@ -431,10 +431,12 @@ struct AttentionKernelsFor {
     k.convert_row[kIndex] = &convert_row<kType>;
     k.convert_chunked_row[kIndex] = &convert_chunked_row<kType>;
     k.transpose_rows[kIndex] = &transpose_rows<kType>;
+    k.unit[kIndex] = V::template unit<kType>();
     if constexpr (kIndex < kNumFloatTypes) k.store_row[kIndex] = &store_row<kType>;
     if constexpr (V::kConvertsInRegisters || kType == ElementType::kFloat) {
       k.multiply_keys[kIndex] = &multiply_keys<kType>;
       k.add_values[kIndex] = &add_values<kType>;
+      if constexpr (V::template kHidesNan<kType>) k.has_nan[kIndex] = &V::template has_nan<kType>;
     }
   }
 };

@@ -14,12 +14,17 @@ struct Avx2 : Avx2Blocks {
   using Vec = __m256;
   using IntVec = int32_t __attribute__((vector_size(32)));
 
+  [[gnu::always_inline]] static Vec broadcast(float x) { return _mm256_set1_ps(x); }
   [[gnu::always_inline]] static Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
   [[gnu::always_inline]] static Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }
 
   template <ElementType kType>
   [[gnu::always_inline]] static Vec load_as_float(const void* p) {
     return load8_as_float<kType>(p);
+  }
+  template <ElementType kType>
+  [[gnu::always_inline]] static Vec load_for_product(const void* p) {
+    return load8_for_product<kType>(p);
   }
   template <ElementType kType>
   [[gnu::always_inline]] static void store_as(void* p, Vec v) {
@@ -32,7 +37,7 @@ struct Avx2 : Avx2Blocks {
   // At least eight sums hide the latency of the two FMA units; twelve fit into 16 registers.
   template <int kRows>
   static constexpr int keys_per_block() {
-    return kRows == 1 ? 8 : kRows == 4 ? 2 : 4;
+    return kRows == 1 ? 8 : kRows == 4 ? 3 : 4;
   }
 };
 

@@ -5,7 +5,7 @@
 // attention_kernels.h.
 #pragma once
 
-#include "ops/cpu/element_type.h"
+#include "ops/cpu/isa/attention_kernels.h"
 
 #include <immintrin.h>
 #include <stdint.h>
@@ -21,12 +21,20 @@ namespace {
   return _mm_loadl_epi64(static_cast<const __m128i*>(p));
 }
 
-// Eight bytes of e4m3 as binary16, 2^-8 times their value: the exponents' biases are 7 and 15.
-[[gnu::always_inline]] inline __m128i half_of_e4m3(__m128i bytes) {
+// The exponents of e4m3 and binary16 have the biases 7 and 15: the same field is 2^-8 times as
+// much.
+inline constexpr float kE4M3Unit = 256.0f;
+
+// Eight bytes of e4m3 as binary16 in units of kE4M3Unit, if none is NaN (which becomes 480).
+[[gnu::always_inline]] inline __m128i half_of_e4m3_number(__m128i bytes) {
   // The sign comes to bits 14 and 15, exponent and mantissa to 7 .. 13; bit 14 goes.
   const __m128i shifted = _mm_slli_epi16(_mm_cvtepi8_epi16(bytes), 7);
-  const __m128i half = _mm_and_si128(shifted, _mm_set1_epi16(static_cast<int16_t>(0xbfff)));
-  const __m128i magnitude = _mm_and_si128(shifted, _mm_set1_epi16(0x3f80));
+  return _mm_and_si128(shifted, _mm_set1_epi16(static_cast<int16_t>(0xbfff)));
+}
+
+[[gnu::always_inline]] inline __m128i half_of_e4m3(__m128i bytes) {
+  const __m128i half = half_of_e4m3_number(bytes);
+  const __m128i magnitude = _mm_and_si128(half, _mm_set1_epi16(0x3f80));
   const __m128i nan = _mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x3f80));  // 0x7f and 0xff
   return _mm_or_si128(half, nan);
 }
@@ -40,11 +48,20 @@ template <ElementType kType>
   } else if constexpr (kType == ElementType::kBFloat16) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_128(p)), 16));
   } else if constexpr (kType == ElementType::kFloat8E4M3) {
-    return _mm256_mul_ps(_mm256_cvtph_ps(half_of_e4m3(load_64(p))), _mm256_set1_ps(256.0f));
+    return _mm256_cvtph_ps(half_of_e4m3(load_64(p)));
   } else if constexpr (kType == ElementType::kFloat8E5M2) {
     return _mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(load_64(p)), 8));
   } else {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load_64(p)));
+  }
+}
+
+template <ElementType kType>
+[[gnu::always_inline]] inline __m256 load8_for_product(const void* p) {
+  if constexpr (kType == ElementType::kFloat8E4M3) {
+    return _mm256_cvtph_ps(half_of_e4m3_number(load_64(p)));
+  } else {
+    return load8_as_float<kType>(p);
   }
 }
 
@@ -103,6 +120,28 @@ template <ElementType kType>
 
 // What does not depend on the width of the sums: 16-byte chunks and 8 x 8 blocks.
 struct Avx2Blocks {
+  template <ElementType kType>
+  static constexpr float unit() {
+    return kType == ElementType::kFloat8E4M3 ? kE4M3Unit : 1.0f;
+  }
+  template <ElementType kType>
+  static constexpr bool kHidesNan = kType == ElementType::kFloat8E4M3;
+
+  // Rows are whole vectors of at least eight bytes.
+  template <ElementType kType>
+  static bool has_nan(const TokenRows& tokens) {
+    const __m128i magnitude_mask = _mm_set1_epi8(0x7f);
+    __m128i nan = _mm_setzero_si128();
+    for (int64_t k = tokens.begin; k < tokens.end; ++k) {
+      const char* row = static_cast<const char*>(tokens.rows[k]);
+      for (int64_t d = 0; d < tokens.size; d += 8) {
+        const __m128i magnitude = _mm_and_si128(load_64(row + d), magnitude_mask);
+        nan = _mm_or_si128(nan, _mm_cmpeq_epi8(magnitude, magnitude_mask));
+      }
+    }
+    return _mm_movemask_epi8(nan) != 0;
+  }
+
   template <ElementType kType>
   [[gnu::always_inline]] static void convert_chunk(const void* source, float* target) {
     if constexpr (kType == ElementType::kFloat) {

@@ -34,6 +34,7 @@ struct Scalar {
   using Vec = float __attribute__((vector_size(32)));
   using IntVec = std::int32_t __attribute__((vector_size(32)));
 
+  [[gnu::always_inline]] static Vec broadcast(float x) { return Vec{x, x, x, x, x, x, x, x}; }
   [[gnu::always_inline]] static Vec fma(Vec a, Vec b, Vec c) { return a * b + c; }
   [[gnu::always_inline]] static Vec max(Vec a, Vec b) { return a > b ? a : b; }
 
@@ -49,6 +50,17 @@ struct Scalar {
     }
     return result;
   }
+
+  template <ElementType kType>
+  [[gnu::always_inline]] static Vec load_for_product(const void* p) {
+    return load_as_float<kType>(p);
+  }
+  template <ElementType kType>
+  static constexpr float unit() {
+    return 1.0f;
+  }
+  template <ElementType kType>
+  static constexpr bool kHidesNan = false;
 
   template <ElementType kType>
   [[gnu::always_inline]] static void store_as(void* p, Vec v) {
