@@ -9,9 +9,6 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// Beyond so many rows, keys and values are copied to float32 once rather than read in each use.
-constexpr std::int64_t kMaxRowsInPlace = 4;
-
 // Positions as columns of the tile that begins at `tile_begin`; may be empty.
 [[nodiscard]] KeyRange columns_of(KeyRange positions, std::int64_t tile_begin) noexcept {
   return {std::clamp<std::int64_t>(positions.begin - tile_begin, 0, kTileKeys),
@@ -64,8 +61,8 @@ AttentionTile::AttentionTile(const PagedAttentionParams& params, ScratchCutter& 
 
 void AttentionTile::run(const QueryTile& tile, KeyRange keys) {
   begin_queries(tile, keys);
-  keys_.begin(tile.seq, tile.kv_head, num_rows_ > kMaxRowsInPlace);
-  values_.begin(tile.seq, tile.kv_head, num_rows_ > kMaxRowsInPlace);
+  keys_.begin(tile.seq, tile.kv_head, num_rows_);
+  values_.begin(tile.seq, tile.kv_head, num_rows_);
   clear(rows_);
   bool is_first = true;
   for (std::int64_t begin = seen_.begin; begin < seen_.end;) {
@@ -139,11 +136,34 @@ void AttentionTile::set_columns(std::int64_t tile_begin) noexcept {
 }
 
 void AttentionTile::multiply_keys(KeyRange columns) {
-  const FloatRows queries{query_, padded_size_, num_rows_};
   TokenRows keys = keys_.rows();
   fetch_meanwhile(keys, values_.places(), columns.end);
-  kernels_.multiply_keys[keys_.type()](queries, keys, logits_);
-  if (keys_.hide_nan()) kernels_.multiply_keys[keys_.type()](queries, keys_.rows(), logits_);
+  multiply_rows(keys, 0, num_rows_);
+  if (keys_.hide_nan()) multiply_rows(keys_.rows(), 0, num_rows_);
+}
+
+// Rows [first, last): all at once if they see the same keys, else by halves, each with its own.
+void AttentionTile::multiply_rows(TokenRows keys, std::int64_t first, std::int64_t last) {
+  constexpr std::int64_t kMinRows = 8;
+  KeyRange all{kTileKeys, 0};
+  KeyRange common{0, kTileKeys};
+  for (std::int64_t r = first; r < last; ++r) {
+    const KeyRange columns = queries_[r].columns;
+    all = {std::min(all.begin, columns.begin), std::max(all.end, columns.end)};
+    common = {std::max(common.begin, columns.begin), std::min(common.end, columns.end)};
+  }
+  if (all.empty()) return;
+  if (equal(all, common) || last - first <= kMinRows) {
+    keys.begin = all.begin;
+    keys.end = all.end;
+    kernels_.multiply_keys[keys_.type()](
+        {query_ + first * padded_size_, padded_size_, last - first}, keys, logits(first));
+    return;
+  }
+  const std::int64_t middle = first + round_up((last - first) / 2, kMinRows);
+  multiply_rows(keys, first, middle);
+  keys.next_count = 0;  // the first rows fetch for all
+  multiply_rows(keys, middle, last);
 }
 
 // Turns logits into unnormalised weights, and rescales sums and outputs where the maximum rose.

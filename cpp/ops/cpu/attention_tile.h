@@ -17,7 +17,7 @@ namespace paged_kv::cpu {
 // many, changes no bit.
 inline constexpr std::int64_t kSplitKeys = kPartitionSize;
 // Rows (query, head) of a tile, unless a single query has more heads in its group than that.
-inline constexpr std::int64_t kTileRows = 64;
+inline constexpr std::int64_t kTileRows = 128;
 
 static_assert(kSplitKeys % kTileKeys == 0);
 
@@ -76,6 +76,7 @@ class AttentionTile {
   void run_split(KeyRange split, std::int64_t kv_head, AttentionRow* rows);
   void set_columns(std::int64_t tile_begin) noexcept;
   void multiply_keys(KeyRange columns);
+  void multiply_rows(TokenRows keys, std::int64_t first, std::int64_t last);
   void softmax(std::int64_t tile_begin, float scale, AttentionRow* rows);
   void mask_sparse(const Query& query, std::int64_t tile_begin, float* logits) const;
   void add_values(const TokenRows& values, std::int64_t tile_begin, AttentionRow* rows);

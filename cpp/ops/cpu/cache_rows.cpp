@@ -11,6 +11,9 @@ namespace {
 constexpr std::int64_t kTransposedTokens = 8;  // that transpose_rows takes at a time
 static_assert(kTileKeys % kTransposedTokens == 0);
 
+// Beyond so many queries, rows are copied rather than read where they lie.
+constexpr std::int64_t kMaxQueriesInPlace = 16;
+
 }  // namespace
 
 CacheRows::CacheRows(const PagedAttentionParams& params, const CacheSide& side,
@@ -41,12 +44,16 @@ CacheRows::Access CacheRows::access() const noexcept {
   return is_transposed ? Access::kTransposed : Access::kStrided;
 }
 
-void CacheRows::begin(std::int64_t seq, std::int64_t kv_head, bool converts) {
+void CacheRows::begin(std::int64_t seq, std::int64_t kv_head, std::int64_t num_queries) {
   seq_ = seq;
   kv_head_ = kv_head;
-  const bool has_product = params_.kernels->multiply_keys[type_] != nullptr;
-  converts_ = converts || !has_product;
   located_tile_ = -1;
+  // For many queries one copy is cheaper than a conversion in each use; and rows that lie far apart
+  // push each other out of the cache's sets.
+  const bool is_compact =
+      type_ == kFloatType && side_.token_stride == params_.head_size * std::int64_t{sizeof(float)};
+  const bool has_product = params_.kernels->multiply_keys[type_] != nullptr;
+  converts_ = !has_product || (num_queries > kMaxQueriesInPlace && !is_compact);
 }
 
 void CacheRows::turn_to(std::int64_t tile_begin, KeyRange columns) {

@@ -17,9 +17,8 @@ class CacheRows {
   // them only.
   CacheRows(const PagedAttentionParams& params, const CacheSide& side, ScratchCutter& scratch);
 
-  // Turns to another sequence and kv head. With `converts`, rows are copied to float32 whatever the
-  // cache is: for many queries that is cheaper than conversions, and jumps, in each use.
-  void begin(std::int64_t seq, std::int64_t kv_head, bool converts);
+  // Turns to another sequence and kv head, whose rows are used by so many queries.
+  void begin(std::int64_t seq, std::int64_t kv_head, std::int64_t num_queries);
 
   // Turns to the tokens `columns` of the tile that begins at position `tile_begin`, a multiple of
   // kTileKeys. Touches no element.
