@@ -24,8 +24,18 @@ KeyRange keys_of(const AttentionPiece& piece, const AttentionBatch& batch,
 
 }  // namespace
 
+std::int64_t kv_heads_per_tile(const PagedAttentionParams& params) {
+  const bool is_nhd = params.key.head_stride < params.key.token_stride;
+  if (!is_nhd) return 1;
+  for (std::int64_t seq = 0; seq < params.batch.num_seqs(); ++seq) {
+    if (params.batch.query_len(seq) > 1) return 1;
+  }
+  const std::int64_t fitting = max_tile_rows(params.group_size()) / params.group_size();
+  return std::min(params.num_kv_heads, fitting);
+}
+
 void AttentionPieces::plan(const AttentionBatch& batch, const AttentionMask& mask,
-                           std::int64_t group_size, std::int64_t num_kv_heads,
+                           std::int64_t group_size, std::int64_t num_head_blocks,
                            std::int64_t num_threads) {
   constexpr std::int64_t kPiecesPerThread = 4;
   pieces.clear();
@@ -50,7 +60,7 @@ void AttentionPieces::plan(const AttentionBatch& batch, const AttentionMask& mas
   }
   if (num_threads == 1) return;
 
-  const std::int64_t fair_cost = total_cost * num_kv_heads / (num_threads * kPiecesPerThread);
+  const std::int64_t fair_cost = total_cost * num_head_blocks / (num_threads * kPiecesPerThread);
   const std::size_t num_tiles = pieces.size();
   for (std::size_t i = 0; i < num_tiles; ++i) {
     const AttentionPiece tile = pieces[i];

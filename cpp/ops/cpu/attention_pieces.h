@@ -11,7 +11,7 @@
 
 namespace paged_kv::cpu {
 
-// A tile of queries against some of its keys, for each kv head.
+// A tile of queries against some of its keys, for each block of kv heads.
 struct AttentionPiece {
   std::int64_t seq;
   std::int64_t query_begin;  // as in QueryTile
@@ -31,16 +31,21 @@ struct CutTile {
   std::int64_t num_partials;
 };
 
+// How many kv heads a tile has. Where the heads of a token lie side by side (nhd), a decode step
+// takes many of them token by token, so that each page of memory is visited once.
+[[nodiscard]] std::int64_t kv_heads_per_tile(const PagedAttentionParams& params);
+
 struct AttentionPieces {
   std::vector<AttentionPiece> pieces;
   std::vector<CutTile> cut_tiles;
   std::int64_t num_partials = 0;
 
-  // Replaces what was there. A tile is cut if for one kv head it is more than a fair part of the
-  // work of `num_threads` threads. Within a sequence the last queries, which see the most keys,
-  // come first: then the threads finish at about the same time. Cost: O(pieces).
+  // Replaces what was there. A tile is cut if it is more than a fair part of the work of
+  // `num_threads` threads, where each piece is done for `num_head_blocks`. Within a sequence the
+  // last queries, which see the most keys, come first: then the threads finish at about the same
+  // time. Cost: O(pieces).
   void plan(const AttentionBatch& batch, const AttentionMask& mask, std::int64_t group_size,
-            std::int64_t num_kv_heads, std::int64_t num_threads);
+            std::int64_t num_head_blocks, std::int64_t num_threads);
 };
 
 }  // namespace paged_kv::cpu

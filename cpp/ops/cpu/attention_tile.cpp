@@ -44,7 +44,7 @@ AttentionTile::AttentionTile(const PagedAttentionParams& params, ScratchCutter& 
       padded_size_(params.padded_head_size()),
       keys_(params, params.key, scratch),
       values_(params, params.value, scratch) {
-  const std::int64_t max_rows = queries_per_tile(group_size_) * group_size_;
+  const std::int64_t max_rows = max_tile_rows(group_size_);
   queries_ = scratch.take<Query>(max_rows);
   rows_ = scratch.take<AttentionRow>(max_rows);
   split_rows_ = scratch.take<AttentionRow>(max_rows);
@@ -61,17 +61,17 @@ AttentionTile::AttentionTile(const PagedAttentionParams& params, ScratchCutter& 
 
 void AttentionTile::run(const QueryTile& tile, KeyRange keys) {
   begin_queries(tile, keys);
-  keys_.begin(tile.seq, tile.kv_head, num_rows_);
-  values_.begin(tile.seq, tile.kv_head, num_rows_);
+  keys_.begin(tile.seq, tile.num_queries * group_size_);
+  values_.begin(tile.seq, tile.num_queries * group_size_);
   clear(rows_);
   bool is_first = true;
   for (std::int64_t begin = seen_.begin; begin < seen_.end;) {
     const std::int64_t end = std::min(seen_.end, (begin / kSplitKeys + 1) * kSplitKeys);
     if (is_first) {
-      run_split({begin, end}, tile.kv_head, rows_);
+      run_split({begin, end}, rows_);
     } else {
       clear(split_rows_);
-      run_split({begin, end}, tile.kv_head, split_rows_);
+      run_split({begin, end}, split_rows_);
       for (std::int64_t r = 0; r < num_rows_; ++r) join_rows(params_, rows_[r], split_rows_[r]);
     }
     is_first = false;
@@ -81,19 +81,20 @@ void AttentionTile::run(const QueryTile& tile, KeyRange keys) {
 
 void AttentionTile::begin_queries(const QueryTile& tile, KeyRange keys) {
   const auto& p = params_;
-  num_rows_ = tile.num_queries * group_size_;
+  tile_ = tile;
+  num_rows_ = tile.num_rows(group_size_);
   seen_ = {keys.end, keys.begin};
   const std::int64_t element = element_size(p.query_type);
   for (std::int64_t r = 0; r < num_rows_; ++r) {
     Query& q = queries_[r];
-    const std::int64_t query = tile.query_begin + r / group_size_;
-    q.head = tile.kv_head * group_size_ + r % group_size_;
+    const std::int64_t query = tile.query_of(r, group_size_);
+    q.head = tile.head_of(r, group_size_);
     q.query_pos = p.batch.first_query_pos(tile.seq) + query;
     q.visible = p.mask.visible(q.query_pos, p.batch.seq_lens[tile.seq]);
     q.visible = {std::max(q.visible.begin, keys.begin), std::min(q.visible.end, keys.end)};
-    q.sparse_offset = p.sparsity.enabled()
-                          ? p.sparsity.offset(q.head, p.num_heads, tile.kv_head, p.num_kv_heads)
-                          : 0;
+    q.sparse_offset = p.sparsity.enabled() ? p.sparsity.offset(q.head, p.num_heads,
+                                                               q.head / group_size_, p.num_kv_heads)
+                                           : 0;
     if (!q.visible.empty()) {
       seen_ = {std::min(seen_.begin, q.visible.begin), std::max(seen_.end, q.visible.end)};
     }
@@ -110,23 +111,40 @@ void AttentionTile::clear(AttentionRow* rows) const noexcept {
   std::fill_n(rows[0].output, num_rows_ * padded_size_, 0.0f);
 }
 
-void AttentionTile::run_split(KeyRange split, std::int64_t kv_head, AttentionRow* rows) {
-  const float unit = kernels_.unit[static_cast<int>(params_.cache_type)];
-  const float scale = params_.scale * params_.key.scale_of(kv_head) * unit;
+void AttentionTile::run_split(KeyRange split, AttentionRow* rows) {
+  const std::int64_t rows_per_head = tile_.num_queries * group_size_;
   std::int64_t tile_begin = split.begin / kTileKeys * kTileKeys;
   for (; tile_begin < split.end; tile_begin += kTileKeys) {
-    const KeyRange columns = columns_of(seen_, tile_begin);
-    const KeyRange next_columns = columns_of(seen_, tile_begin + kTileKeys);
     set_columns(tile_begin);
-    keys_.turn_to(tile_begin, columns);
-    values_.turn_to(tile_begin, columns);
-    multiply_keys(columns);
-    softmax(tile_begin, scale, rows);
-    values_.hide_nan();  // then rows() are others
-    TokenRows values = values_.rows();
-    fetch_meanwhile(values, keys_.next_places(next_columns), next_columns.end);
-    add_values(values, tile_begin, rows);
+    for (std::int64_t h = 0; h < tile_.num_kv_heads; ++h) {
+      run_head(tile_.kv_head_begin + h, tile_begin, h * rows_per_head, (h + 1) * rows_per_head,
+               rows);
+    }
   }
+}
+
+void AttentionTile::run_head(std::int64_t kv_head, std::int64_t tile_begin, std::int64_t first,
+                             std::int64_t last, AttentionRow* rows) {
+  const KeyRange columns = columns_of(seen_, tile_begin);
+  keys_.turn_to(tile_begin, columns, kv_head);
+  values_.turn_to(tile_begin, columns, kv_head);
+
+  TokenRows keys = keys_.rows();
+  fetch_meanwhile(keys, values_.places(), columns.end);
+  multiply_keys(keys, first, last);
+  if (keys_.hide_nan()) multiply_keys(keys_.rows(), first, last);
+
+  const float unit = kernels_.unit[static_cast<int>(params_.cache_type)];
+  softmax(tile_begin, params_.scale * params_.key.scale_of(kv_head) * unit, first, last, rows);
+
+  values_.hide_nan();  // then rows() are others
+  TokenRows values = values_.rows();
+  const bool is_last_head = last == num_rows_;
+  const std::int64_t next_tile = is_last_head ? tile_begin + kTileKeys : tile_begin;
+  const std::int64_t next_head = is_last_head ? tile_.kv_head_begin : kv_head + 1;
+  const KeyRange next_columns = columns_of(seen_, next_tile);
+  fetch_meanwhile(values, keys_.next_places(next_tile, next_columns, next_head), next_columns.end);
+  add_values(values, tile_begin, first, last, rows);
 }
 
 void AttentionTile::set_columns(std::int64_t tile_begin) noexcept {
@@ -135,15 +153,8 @@ void AttentionTile::set_columns(std::int64_t tile_begin) noexcept {
   }
 }
 
-void AttentionTile::multiply_keys(KeyRange columns) {
-  TokenRows keys = keys_.rows();
-  fetch_meanwhile(keys, values_.places(), columns.end);
-  multiply_rows(keys, 0, num_rows_);
-  if (keys_.hide_nan()) multiply_rows(keys_.rows(), 0, num_rows_);
-}
-
-// Rows [first, last): all at once if they see the same keys, else by halves, each with its own.
-void AttentionTile::multiply_rows(TokenRows keys, std::int64_t first, std::int64_t last) {
+// All rows at once if they see the same keys, else by halves, each with its own.
+void AttentionTile::multiply_keys(TokenRows keys, std::int64_t first, std::int64_t last) {
   constexpr std::int64_t kMinRows = 8;
   KeyRange all{kTileKeys, 0};
   KeyRange common{0, kTileKeys};
@@ -161,15 +172,16 @@ void AttentionTile::multiply_rows(TokenRows keys, std::int64_t first, std::int64
     return;
   }
   const std::int64_t middle = first + round_up((last - first) / 2, kMinRows);
-  multiply_rows(keys, first, middle);
+  multiply_keys(keys, first, middle);
   keys.next_count = 0;  // the first rows fetch for all
-  multiply_rows(keys, middle, last);
+  multiply_keys(keys, middle, last);
 }
 
 // Turns logits into unnormalised weights, and rescales sums and outputs where the maximum rose.
-void AttentionTile::softmax(std::int64_t tile_begin, float scale, AttentionRow* rows) {
+void AttentionTile::softmax(std::int64_t tile_begin, float scale, std::int64_t first,
+                            std::int64_t last, AttentionRow* rows) {
   const auto& p = params_;
-  for (std::int64_t r = 0; r < num_rows_; ++r) {
+  for (std::int64_t r = first; r < last; ++r) {
     Query& q = queries_[r];
     if (q.columns.empty()) continue;
     const LogitTransform transform{
@@ -197,58 +209,59 @@ void AttentionTile::mask_sparse(const Query& query, std::int64_t tile_begin, flo
 }
 
 // A column that a row does not see is left out rather than given weight 0: 0 * NaN is NaN.
-void AttentionTile::add_values(const TokenRows& values, std::int64_t tile_begin,
-                               AttentionRow* rows) {
+void AttentionTile::add_values(const TokenRows& values, std::int64_t tile_begin, std::int64_t first,
+                               std::int64_t last, AttentionRow* rows) {
   constexpr std::int64_t kFewRows = 4;
-  for (std::int64_t first = 0; first < num_rows_;) {
+  TokenRows tokens = values;
+  while (first < last) {
     if (params_.sparsity.enabled()) {
-      add_to_sparse_row(values, tile_begin, first++, rows);
+      add_to_sparse_row(tokens, tile_begin, first++, rows);
       continue;
     }
     const KeyRange columns = queries_[first].columns;
-    std::int64_t last = first + 1;
-    while (last < num_rows_ && equal(queries_[last].columns, columns)) ++last;
-    if (last - first + 1 >= kFewRows || last == num_rows_) {
-      add_to_rows(values, columns, first, last - first, rows);
+    std::int64_t end = first + 1;
+    while (end < last && equal(queries_[end].columns, columns)) ++end;
+    if (end - first + 1 >= kFewRows || end == last) {
+      add_to_rows(tokens, columns, first, end, rows);
     } else {
-      last = std::min(first + kFewRows, num_rows_);
-      add_to_few_rows(values, first, last - first, rows);
+      end = std::min(first + kFewRows, last);
+      add_to_few_rows(tokens, first, end, rows);
     }
-    first = last;
+    first = end;
+    tokens.next_count = 0;  // the first rows fetch for all
   }
 }
 
 void AttentionTile::add_to_rows(TokenRows values, KeyRange columns, std::int64_t first,
-                                std::int64_t count, AttentionRow* rows) {
+                                std::int64_t last, AttentionRow* rows) {
   if (columns.empty()) return;
   values.begin = columns.begin;
   values.end = columns.end;
-  if (first > 0) values.next_count = 0;  // the first rows fetch for all
   kernels_.add_values[values_.type()](logits(first), values,
-                                      {rows[first].output, padded_size_, count});
+                                      {rows[first].output, padded_size_, last - first});
 }
 
 // Rows of a diagonal, whose columns differ a little: those that all see together, the others alone.
 // Each row's columns still come in order.
-void AttentionTile::add_to_few_rows(const TokenRows& values, std::int64_t first, std::int64_t count,
+void AttentionTile::add_to_few_rows(const TokenRows& values, std::int64_t first, std::int64_t last,
                                     AttentionRow* rows) {
   KeyRange common{0, kTileKeys};
-  for (std::int64_t r = first; r < first + count; ++r) {
+  for (std::int64_t r = first; r < last; ++r) {
     const KeyRange columns = queries_[r].columns;
     common = {std::max(common.begin, columns.begin), std::min(common.end, columns.end)};
   }
   if (common.empty()) {
-    for (std::int64_t r = first; r < first + count; ++r) {
-      add_to_rows(values, queries_[r].columns, r, 1, rows);
+    for (std::int64_t r = first; r < last; ++r) {
+      add_to_rows(values, queries_[r].columns, r, r + 1, rows);
     }
     return;
   }
-  for (std::int64_t r = first; r < first + count; ++r) {
-    add_to_rows(values, {queries_[r].columns.begin, common.begin}, r, 1, rows);
+  for (std::int64_t r = first; r < last; ++r) {
+    add_to_rows(values, {queries_[r].columns.begin, common.begin}, r, r + 1, rows);
   }
-  add_to_rows(values, common, first, count, rows);
-  for (std::int64_t r = first; r < first + count; ++r) {
-    add_to_rows(values, {common.end, queries_[r].columns.end}, r, 1, rows);
+  add_to_rows(values, common, first, last, rows);
+  for (std::int64_t r = first; r < last; ++r) {
+    add_to_rows(values, {common.end, queries_[r].columns.end}, r, r + 1, rows);
   }
 }
 
@@ -257,7 +270,7 @@ void AttentionTile::add_to_sparse_row(const TokenRows& values, std::int64_t tile
   const Query& q = queries_[r];
   for (std::int64_t k = q.columns.begin; k < q.columns.end; ++k) {
     if (!params_.sparsity.visible(tile_begin + k, q.query_pos, q.sparse_offset)) continue;
-    add_to_rows(values, {k, k + 1}, r, 1, rows);
+    add_to_rows(values, {k, k + 1}, r, r + 1, rows);
   }
 }
 

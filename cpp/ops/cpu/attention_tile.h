@@ -21,14 +21,32 @@ inline constexpr std::int64_t kTileRows = 128;
 
 static_assert(kSplitKeys % kTileKeys == 0);
 
-// The queries [query_begin, query_begin + num_queries) of a sequence, all heads of one kv head.
+// The queries [query_begin, query_begin + num_queries) of a sequence, all heads of some kv heads.
 struct QueryTile {
   std::int64_t seq;
-  std::int64_t kv_head;
+  std::int64_t kv_head_begin;
+  std::int64_t num_kv_heads;
   std::int64_t query_begin;  // 0 = first of the sequence in this step
-  std::int64_t num_queries;  // at most queries_per_tile()
+  std::int64_t num_queries;
+
+  // Rows come kv head by kv head, query by query, head by head.
+  [[nodiscard]] std::int64_t num_rows(std::int64_t group_size) const noexcept {
+    return num_kv_heads * num_queries * group_size;
+  }
+  [[nodiscard]] std::int64_t query_of(std::int64_t row, std::int64_t group_size) const noexcept {
+    return query_begin + row / group_size % num_queries;
+  }
+  [[nodiscard]] std::int64_t head_of(std::int64_t row, std::int64_t group_size) const noexcept {
+    return (kv_head_begin + row / (num_queries * group_size)) * group_size + row % group_size;
+  }
 };
 
+// At most so many rows has a tile.
+[[nodiscard]] inline std::int64_t max_tile_rows(std::int64_t group_size) noexcept {
+  return group_size > kTileRows ? group_size : kTileRows;
+}
+
+// Most queries of a tile of one kv head.
 [[nodiscard]] inline std::int64_t queries_per_tile(std::int64_t group_size) noexcept {
   return group_size >= kTileRows ? 1 : kTileRows / group_size;
 }
@@ -46,7 +64,6 @@ struct AttentionRow {
 void join_rows(const PagedAttentionParams& params, AttentionRow& row, const AttentionRow& other);
 
 // Works on tiles one after the other; holds the scratch of one thread and the params of the call.
-// Row r of a tile is query r / group_size, head kv_head * group_size + r % group_size.
 class AttentionTile {
  public:
   // Takes O((rows + kTileKeys) * head_size) floats from `scratch`, or counts them only.
@@ -73,17 +90,21 @@ class AttentionTile {
   void begin_queries(const QueryTile& tile, KeyRange keys);
   void clear(AttentionRow* rows) const noexcept;
   // All tiles of keys of one split, into `rows`.
-  void run_split(KeyRange split, std::int64_t kv_head, AttentionRow* rows);
+  void run_split(KeyRange split, AttentionRow* rows);
+  // One kv head's rows [first, last) against a tile of keys.
+  void run_head(std::int64_t kv_head, std::int64_t tile_begin, std::int64_t first,
+                std::int64_t last, AttentionRow* rows);
   void set_columns(std::int64_t tile_begin) noexcept;
-  void multiply_keys(KeyRange columns);
-  void multiply_rows(TokenRows keys, std::int64_t first, std::int64_t last);
-  void softmax(std::int64_t tile_begin, float scale, AttentionRow* rows);
+  void multiply_keys(TokenRows keys, std::int64_t first, std::int64_t last);
+  void softmax(std::int64_t tile_begin, float scale, std::int64_t first, std::int64_t last,
+               AttentionRow* rows);
   void mask_sparse(const Query& query, std::int64_t tile_begin, float* logits) const;
-  void add_values(const TokenRows& values, std::int64_t tile_begin, AttentionRow* rows);
-  // Rows [first, first + count) with the columns of each.
-  void add_to_rows(TokenRows values, KeyRange columns, std::int64_t first, std::int64_t count,
+  void add_values(const TokenRows& values, std::int64_t tile_begin, std::int64_t first,
+                  std::int64_t last, AttentionRow* rows);
+  // Rows [first, last) with the same columns.
+  void add_to_rows(TokenRows values, KeyRange columns, std::int64_t first, std::int64_t last,
                    AttentionRow* rows);
-  void add_to_few_rows(const TokenRows& values, std::int64_t first, std::int64_t count,
+  void add_to_few_rows(const TokenRows& values, std::int64_t first, std::int64_t last,
                        AttentionRow* rows);
   void add_to_sparse_row(const TokenRows& values, std::int64_t tile_begin, std::int64_t r,
                          AttentionRow* rows);
@@ -92,6 +113,7 @@ class AttentionTile {
   const AttentionKernels& kernels_;
   std::int64_t group_size_;
   std::int64_t padded_size_;
+  QueryTile tile_{};
   std::int64_t num_rows_ = 0;
   KeyRange seen_{};     // positions that some row sees
   Query* queries_;      // [rows]

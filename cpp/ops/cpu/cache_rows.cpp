@@ -23,6 +23,8 @@ CacheRows::CacheRows(const PagedAttentionParams& params, const CacheSide& side,
       type_(static_cast<int>(params.cache_type)),
       padded_size_(params.padded_head_size()),
       access_(access()),
+      tokens_(scratch.take<const std::byte*>(kTileKeys)),
+      next_tokens_(scratch.take<const std::byte*>(kTileKeys)),
       current_(scratch.take<const void*>(kTileKeys)),
       next_(scratch.take<const void*>(kTileKeys)),
       converted_(scratch.take<const void*>(kTileKeys)),
@@ -44,10 +46,9 @@ CacheRows::Access CacheRows::access() const noexcept {
   return is_transposed ? Access::kTransposed : Access::kStrided;
 }
 
-void CacheRows::begin(std::int64_t seq, std::int64_t kv_head, std::int64_t num_queries) {
+void CacheRows::begin(std::int64_t seq, std::int64_t num_queries) {
   seq_ = seq;
-  kv_head_ = kv_head;
-  located_tile_ = -1;
+  tile_begin_ = next_tile_begin_ = kNoTile;
   // For many queries one copy is cheaper than a conversion in each use; and rows that lie far apart
   // push each other out of the cache's sets.
   const bool is_compact =
@@ -56,15 +57,19 @@ void CacheRows::begin(std::int64_t seq, std::int64_t kv_head, std::int64_t num_q
   converts_ = !has_product || (num_queries > kMaxQueriesInPlace && !is_compact);
 }
 
-void CacheRows::turn_to(std::int64_t tile_begin, KeyRange columns) {
-  tile_begin_ = tile_begin;
+void CacheRows::turn_to(std::int64_t tile_begin, KeyRange columns, std::int64_t kv_head) {
   columns_ = columns;
   is_converted_ = false;
-  if (located_tile_ == tile_begin) {
-    std::swap(current_, next_);
-  } else {
-    locate(tile_begin, columns, current_);
+  if (tile_begin != tile_begin_) {
+    if (tile_begin == next_tile_begin_) {
+      std::swap(tokens_, next_tokens_);
+      next_tile_begin_ = kNoTile;
+    } else {
+      locate(tile_begin, columns, tokens_);
+    }
+    tile_begin_ = tile_begin;
   }
+  add_head(tokens_, columns, kv_head, current_);
 }
 
 TokenRows CacheRows::rows() {
@@ -80,24 +85,33 @@ bool CacheRows::hide_nan() {
   return true;
 }
 
-const void* const* CacheRows::next_places(KeyRange columns) {
+const void* const* CacheRows::next_places(std::int64_t tile_begin, KeyRange columns,
+                                          std::int64_t kv_head) {
   if (!reads_in_place() || columns.empty()) return nullptr;
-  located_tile_ = tile_begin_ + kTileKeys;
-  locate(located_tile_, columns, next_);
+  if (tile_begin != tile_begin_ && tile_begin != next_tile_begin_) {
+    locate(tile_begin, columns, next_tokens_);
+    next_tile_begin_ = tile_begin;
+  }
+  add_head(tile_begin == tile_begin_ ? tokens_ : next_tokens_, columns, kv_head, next_);
   return next_;
 }
 
-void CacheRows::locate(std::int64_t tile_begin, KeyRange columns, const void** pointers) const {
+void CacheRows::locate(std::int64_t tile_begin, KeyRange columns, const std::byte** tokens) const {
   const std::int64_t block_size = params_.batch.block_size;
   std::int64_t block_idx = (tile_begin + columns.begin) / block_size;
   std::int64_t offset = (tile_begin + columns.begin) % block_size;
   for (std::int64_t k = columns.begin; k < columns.end; ++block_idx, offset = 0) {
     const std::int64_t block = params_.batch.block_tables(seq_, block_idx);
-    const std::byte* token = side_.data + block * side_.block_stride + offset * side_.token_stride +
-                             kv_head_ * side_.head_stride;
+    const std::byte* token = side_.data + block * side_.block_stride + offset * side_.token_stride;
     const std::int64_t end = std::min(columns.end, k + block_size - offset);
-    for (; k < end; ++k, token += side_.token_stride) pointers[k] = token;
+    for (; k < end; ++k, token += side_.token_stride) tokens[k] = token;
   }
+}
+
+void CacheRows::add_head(const std::byte* const* tokens, KeyRange columns, std::int64_t kv_head,
+                         const void** rows) const {
+  const std::int64_t offset = kv_head * side_.head_stride;
+  for (std::int64_t k = columns.begin; k < columns.end; ++k) rows[k] = tokens[k] + offset;
 }
 
 void CacheRows::convert() {

@@ -17,12 +17,12 @@ class CacheRows {
   // them only.
   CacheRows(const PagedAttentionParams& params, const CacheSide& side, ScratchCutter& scratch);
 
-  // Turns to another sequence and kv head, whose rows are used by so many queries.
-  void begin(std::int64_t seq, std::int64_t kv_head, std::int64_t num_queries);
+  // Turns to another sequence, whose rows are used by so many queries each.
+  void begin(std::int64_t seq, std::int64_t num_queries);
 
   // Turns to the tokens `columns` of the tile that begins at position `tile_begin`, a multiple of
   // kTileKeys. Touches no element.
-  void turn_to(std::int64_t tile_begin, KeyRange columns);
+  void turn_to(std::int64_t tile_begin, KeyRange columns, std::int64_t kv_head);
 
   // Their rows, valid until the next turn_to(). type() is their index in the kernel tables.
   [[nodiscard]] TokenRows rows();
@@ -36,8 +36,9 @@ class CacheRows {
   [[nodiscard]] const void* const* places() const noexcept {
     return reads_in_place() ? current_ : nullptr;
   }
-  // Of the next tile, whose tokens are `columns`.
-  [[nodiscard]] const void* const* next_places(KeyRange columns);
+  // Of the rows that will be turned to next.
+  [[nodiscard]] const void* const* next_places(std::int64_t tile_begin, KeyRange columns,
+                                               std::int64_t kv_head);
 
  private:
   // How the elements of a token lie.
@@ -48,14 +49,17 @@ class CacheRows {
     kTransposed,    // tokens one after the other, eight of them aligned: its values
     kStrided,
   };
+  static constexpr std::int64_t kNoTile = -1;
   static constexpr int kFloatType = static_cast<int>(ElementType::kFloat);
 
   [[nodiscard]] Access access() const noexcept;
   [[nodiscard]] bool reads_in_place() const noexcept {
     return access_ == Access::kWholeVectors && !converts_;
   }
-  // Sets pointers[k] for the columns.
-  void locate(std::int64_t tile_begin, KeyRange columns, const void** pointers) const;
+  // Sets tokens_, or next_tokens_: where kv head 0 of the columns lies.
+  void locate(std::int64_t tile_begin, KeyRange columns, const std::byte** tokens) const;
+  void add_head(const std::byte* const* tokens, KeyRange columns, std::int64_t kv_head,
+                const void** rows) const;
   void convert();
   void convert_strided(const void* source, float* target);
 
@@ -64,13 +68,15 @@ class CacheRows {
   int type_;
   std::int64_t padded_size_;
   Access access_;
-  std::int64_t seq_ = 0, kv_head_ = 0;
+  std::int64_t seq_ = 0;
   bool converts_ = false;
   bool is_converted_ = false;  // what rows() returns
-  std::int64_t tile_begin_ = 0;
   KeyRange columns_{};
-  std::int64_t located_tile_ = -1;  // whose pointers are in next_
-  const void** current_;            // [kTileKeys], into the cache
+  std::int64_t tile_begin_ = kNoTile;       // whose tokens are in tokens_
+  std::int64_t next_tile_begin_ = kNoTile;  // and in next_tokens_
+  const std::byte** tokens_;                // [kTileKeys], into the cache
+  const std::byte** next_tokens_;
+  const void** current_;  // [kTileKeys], of the kv head turned to
   const void** next_;
   const void** converted_;  // [kTileKeys], into copy_
   float* copy_;             // [kTileKeys, padded_size]

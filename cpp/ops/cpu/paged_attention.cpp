@@ -18,31 +18,32 @@ struct CallMemory {
   Scratch partials;
 };
 
-// Rows of the pieces of cut tiles: [num_partials, num_kv_heads, rows of a tile].
+// Rows of the pieces of cut tiles: [num_partials, num_head_blocks, rows of a tile].
 class PartialRows {
  public:
-  PartialRows(const PagedAttentionParams& params, std::int64_t num_partials, Scratch& scratch)
-      : num_kv_heads_(params.num_kv_heads),
-        rows_per_tile_(queries_per_tile(params.group_size()) * params.group_size()),
+  PartialRows(const PagedAttentionParams& params, std::int64_t num_partials,
+              std::int64_t num_head_blocks, Scratch& scratch)
+      : num_head_blocks_(num_head_blocks),
+        rows_per_tile_(max_tile_rows(params.group_size())),
         padded_size_(params.padded_head_size()) {
-    const std::int64_t num_rows = num_partials * num_kv_heads_ * rows_per_tile_;
+    const std::int64_t num_rows = num_partials * num_head_blocks_ * rows_per_tile_;
     ScratchCutter sizes(nullptr);
     take_from(sizes, num_rows);
     ScratchCutter cutter(scratch.reserve(sizes.num_bytes()));
     take_from(cutter, num_rows);
   }
 
-  void store(std::int64_t partial, std::int64_t kv_head, const AttentionTile& tile) const {
+  void store(std::int64_t partial, std::int64_t head_block, const AttentionTile& tile) const {
     for (std::int64_t r = 0; r < tile.num_rows(); ++r) {
-      const std::int64_t i = index(partial, kv_head, r);
+      const std::int64_t i = index(partial, head_block, r);
       states_[i] = tile.row(r).state;
       std::copy_n(tile.row(r).output, padded_size_, outputs_ + i * padded_size_);
     }
   }
 
-  [[nodiscard]] AttentionRow load(std::int64_t partial, std::int64_t kv_head,
+  [[nodiscard]] AttentionRow load(std::int64_t partial, std::int64_t head_block,
                                   std::int64_t r) const noexcept {
-    const std::int64_t i = index(partial, kv_head, r);
+    const std::int64_t i = index(partial, head_block, r);
     return {states_[i], outputs_ + i * padded_size_};
   }
 
@@ -51,65 +52,89 @@ class PartialRows {
     states_ = cutter.take<SoftmaxState>(num_rows);
     outputs_ = cutter.take<float>(num_rows * padded_size_);
   }
-  [[nodiscard]] std::int64_t index(std::int64_t partial, std::int64_t kv_head,
+  [[nodiscard]] std::int64_t index(std::int64_t partial, std::int64_t head_block,
                                    std::int64_t r) const noexcept {
-    return (partial * num_kv_heads_ + kv_head) * rows_per_tile_ + r;
+    return (partial * num_head_blocks_ + head_block) * rows_per_tile_ + r;
   }
 
-  std::int64_t num_kv_heads_, rows_per_tile_, padded_size_;
+  std::int64_t num_head_blocks_, rows_per_tile_, padded_size_;
   SoftmaxState* states_ = nullptr;
   float* outputs_ = nullptr;
 };
 
-// Row r of the queries from `query_begin` on of a sequence.
-void write_row(const PagedAttentionParams& p, std::int64_t seq, std::int64_t query_begin,
-               std::int64_t kv_head, std::int64_t r, const AttentionRow& row) {
-  const std::int64_t token = p.batch.query_begin(seq) + query_begin + r / p.group_size();
-  write_result(p, row, token, kv_head * p.group_size() + r % p.group_size());
-}
+// One call: pieces x blocks of kv heads.
+class Call {
+ public:
+  Call(const PagedAttentionParams& params, const ThreadRunner& runner, CallMemory& memory)
+      : params_(params),
+        group_size_(params.group_size()),
+        heads_per_tile_(kv_heads_per_tile(params)),
+        num_head_blocks_(ceil_div(params.num_kv_heads, heads_per_tile_)),
+        num_workers_(num_workers(params, runner)),
+        work_(planned(params, memory)),
+        partials_(params, work_.num_partials, num_head_blocks_, memory.partials) {}
 
-void run_piece(const PagedAttentionParams& p, const AttentionPiece& piece, std::int64_t kv_head,
-               const PartialRows& partials, AttentionTile& worker) {
-  worker.run({piece.seq, kv_head, piece.query_begin, piece.num_queries}, piece.keys);
-  if (!piece.is_whole()) return partials.store(piece.partial, kv_head, worker);
-  for (std::int64_t r = 0; r < worker.num_rows(); ++r) {
-    write_row(p, piece.seq, piece.query_begin, kv_head, r, worker.row(r));
+  void run(const ThreadRunner& runner, Scratch& scratch) {
+    for_each_item(params_, std::ssize(work_.pieces) * num_head_blocks_, num_workers_, runner,
+                  scratch,
+                  [this](AttentionTile& worker, std::int64_t item) { run_piece(worker, item); });
+    parallel_for(runner, std::ssize(work_.cut_tiles) * num_head_blocks_, 1,
+                 [this](std::int64_t begin, std::int64_t end) {
+                   for (std::int64_t item = begin; item < end; ++item) join_cut_tile(item);
+                 });
   }
-}
 
-void join_cut_tile(const PagedAttentionParams& p, const CutTile& tile, std::int64_t kv_head,
-                   const PartialRows& partials) {
-  for (std::int64_t r = 0; r < tile.num_queries * p.group_size(); ++r) {
-    AttentionRow row = partials.load(tile.first_partial, kv_head, r);
-    for (std::int64_t i = 1; i < tile.num_partials; ++i) {
-      join_rows(p, row, partials.load(tile.first_partial + i, kv_head, r));
+ private:
+  const AttentionPieces& planned(const PagedAttentionParams& params, CallMemory& memory) const {
+    memory.work.plan(params.batch, params.mask, group_size_, num_head_blocks_, num_workers_);
+    return memory.work;
+  }
+
+  template <class Piece>
+  [[nodiscard]] QueryTile tile_of(const Piece& piece, std::int64_t head_block) const noexcept {
+    const std::int64_t begin = head_block * heads_per_tile_;
+    const std::int64_t end = std::min(begin + heads_per_tile_, params_.num_kv_heads);
+    return {piece.seq, begin, end - begin, piece.query_begin, piece.num_queries};
+  }
+
+  void run_piece(AttentionTile& worker, std::int64_t item) const {
+    const auto& piece = work_.pieces[static_cast<std::size_t>(item / num_head_blocks_)];
+    const std::int64_t head_block = item % num_head_blocks_;
+    const QueryTile tile = tile_of(piece, head_block);
+    worker.run(tile, piece.keys);
+    if (!piece.is_whole()) return partials_.store(piece.partial, head_block, worker);
+    for (std::int64_t r = 0; r < worker.num_rows(); ++r) write_row(tile, r, worker.row(r));
+  }
+
+  void join_cut_tile(std::int64_t item) const {
+    const auto& cut = work_.cut_tiles[static_cast<std::size_t>(item / num_head_blocks_)];
+    const std::int64_t head_block = item % num_head_blocks_;
+    const QueryTile tile = tile_of(cut, head_block);
+    for (std::int64_t r = 0; r < tile.num_rows(group_size_); ++r) {
+      AttentionRow row = partials_.load(cut.first_partial, head_block, r);
+      for (std::int64_t i = 1; i < cut.num_partials; ++i) {
+        join_rows(params_, row, partials_.load(cut.first_partial + i, head_block, r));
+      }
+      write_row(tile, r, row);
     }
-    write_row(p, tile.seq, tile.query_begin, kv_head, r, row);
   }
-}
+
+  void write_row(const QueryTile& tile, std::int64_t r, const AttentionRow& row) const {
+    const std::int64_t token = params_.batch.query_begin(tile.seq) + tile.query_of(r, group_size_);
+    write_result(params_, row, token, tile.head_of(r, group_size_));
+  }
+
+  const PagedAttentionParams& params_;
+  std::int64_t group_size_, heads_per_tile_, num_head_blocks_, num_workers_;
+  const AttentionPieces& work_;
+  PartialRows partials_;
+};
 
 }  // namespace
 
 void paged_attention(const PagedAttentionParams& params, const ThreadRunner& runner) {
   static thread_local CallMemory memory;
-  const std::int64_t num_heads = params.num_kv_heads;
-  const std::int64_t workers = num_workers(params, runner);
-  AttentionPieces& work = memory.work;
-  work.plan(params.batch, params.mask, params.group_size(), num_heads, workers);
-  const PartialRows partials(params, work.num_partials, memory.partials);
-
-  for_each_item(params, std::ssize(work.pieces) * num_heads, workers, runner, memory.workers,
-                [&](AttentionTile& worker, std::int64_t item) {
-                  const auto& piece = work.pieces[static_cast<std::size_t>(item / num_heads)];
-                  run_piece(params, piece, item % num_heads, partials, worker);
-                });
-  parallel_for(runner, std::ssize(work.cut_tiles) * num_heads, 1,
-               [&](std::int64_t begin, std::int64_t end) {
-                 for (std::int64_t i = begin; i < end; ++i) {
-                   const auto& tile = work.cut_tiles[static_cast<std::size_t>(i / num_heads)];
-                   join_cut_tile(params, tile, i % num_heads, partials);
-                 }
-               });
+  Call(params, runner, memory).run(runner, memory.workers);
 }
 
 }  // namespace paged_kv::cpu

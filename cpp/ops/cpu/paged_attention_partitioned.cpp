@@ -91,7 +91,12 @@ void paged_attention_partitioned(const PagedAttentionParams& params,
     if (partition >= num_partitions(seq)) return;
     const std::int64_t begin = partition * kPartitionSize;
     const std::int64_t end = std::min<std::int64_t>(begin + kPartitionSize, batch.seq_lens[seq]);
-    worker.run({.seq = seq, .kv_head = kv_head, .query_begin = 0, .num_queries = 1}, {begin, end});
+    worker.run({.seq = seq,
+                .kv_head_begin = kv_head,
+                .num_kv_heads = 1,
+                .query_begin = 0,
+                .num_queries = 1},
+               {begin, end});
     write_partition(params, buffers, worker, seq, kv_head * params.group_size(), partition);
   };
   for_each_item(params, num_items, num_workers(params, runner), runner, scratch, run_item);
