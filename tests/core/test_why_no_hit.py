@@ -144,15 +144,27 @@ def test_reuse_of_a_block_is_an_eviction():
 
 
 def test_a_window_has_lost_a_block_that_full_attention_has():
+    """And others before the window, which no hit needs."""
     manager = make_manager(FULL, WINDOW)
     ids = compute(manager, make_request(160))
-    manager.evict_blocks([ids[1][8]])
+    manager.evict_blocks([ids[1][2], ids[1][8]])
     report = manager.why_no_hit(make_request(161))
     assert report.reason == NoHitReason.ONLY_IN_OTHER_GROUP
     assert place(report) == (1, 8, (128, 144))
     assert report.num_group_hit_tokens == [160, 128]
     assert report.num_hit_tokens == 128
     assert report.num_hit_blocks == [8, 2]
+
+
+def test_an_eviction_is_that_of_the_group_that_lacks_the_block():
+    for group, other in ((0, 1), (1, 0)):
+        manager = make_manager(FULL, WINDOW, num_remembered_evictions=8)
+        ids = compute(manager, make_request(160))
+        manager.evict_blocks([ids[group][8]])
+        report = manager.why_no_hit(make_request(161))
+        assert report.reason == NoHitReason.EVICTED
+        assert place(report) == (group, 8, (128, 144))
+        assert report.num_group_hit_tokens[other] == 160
 
 
 def test_full_attention_has_lost_a_block_that_a_window_has():
