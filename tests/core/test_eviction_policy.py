@@ -71,6 +71,7 @@ def test_a_policy_sees_a_copy_of_each_block_that_becomes_free():
     assert seen[1].block_hash[:32] == HASHES[1]
     pool.get_new_blocks(4)
     assert seen[1].ref_cnt == 0
+    assert (pool.blocks[2].ref_cnt, pool.blocks[2].num_hits) == (1, 0)
 
 
 @pytest.mark.parametrize(
