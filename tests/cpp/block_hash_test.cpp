@@ -48,6 +48,16 @@ TEST(BlockHash, Int32AndInt64TokensGiveOneHash) {
             hash_of({1, 2, 300, 70000}));
 }
 
+// As vLLM gives for these values of $PYTHONHASHSEED: tests/data/hash_vectors.json.gz.
+TEST(BlockHash, TheSeedDecidesTheHashOfNoParent) {
+  const auto first_bytes = [](const BlockHash& hash) {
+    return std::vector<int>(hash.bytes.begin(), hash.bytes.begin() + 4);
+  };
+  EXPECT_EQ(first_bytes(make_none_hash()), (std::vector{0x9b, 0xd9, 0x6a, 0x48}));
+  EXPECT_EQ(first_bytes(make_none_hash("")), (std::vector{0x8d, 0x33, 0xf5, 0x20}));
+  EXPECT_EQ(first_bytes(make_none_hash("12345")), (std::vector{0x72, 0x92, 0x41, 0x2b}));
+}
+
 TEST(BlockHash, NoExtraKeysAndEmptyExtraKeysDiffer) {
   EXPECT_NE(hash_of({1}, std::nullopt), hash_of({1}, ExtraKeys{}));
 }
