@@ -102,15 +102,23 @@ def test_retention_keeps_what_the_prompt_itself_would_hit():
     assert [hit(manager, n)[0] for n in (160, 200, 100)] == [144, 144, 0]
 
 
+def test_retention_keeps_for_eagle_what_a_longer_prompt_would_hit_too():
+    """A whole prompt that goes on drops another block than the prompt alone, sent again."""
+    manager = make_manager(window(32), retention=0, use_eagle=True)
+    ids = run(manager, make_request("a", 160))
+    assert hashed(manager, ids[0]) == [6, 7, 8, 9]
+    assert [hit(manager, n)[0] for n in (160, 200)] == [128, 144]
+
+
 def test_retention_keeps_the_end_of_a_prefix_that_two_prompts_share():
     """The first miss tells where; from the second prompt on it is a hit."""
     manager = make_manager(full(), window(32), retention=0)
     run(manager, make_request("a", 160))
-    second = make_request("b", 100)
-    second.append_output_token_ids(list(range(5000, 5060)))
+    tokens = [*range(100), *range(5000, 5060)]
+    second = Request("b", tokens, block_hasher=get_request_block_hasher(BLOCK))
     assert manager.get_computed_blocks(second)[1:] == (0, 96)
     ids = run(manager, second)
-    assert hashed(manager, ids[1])[:2] == [4, 5]
+    assert hashed(manager, ids[1]) == [4, 5, 7, 8]
     assert hit(manager, 110)[0] == 96
 
 
@@ -119,6 +127,19 @@ def test_a_retention_interval_keeps_the_end_of_each_segment():
     ids = run(manager, make_request("a", 160))
     assert hashed(manager, ids[0]) == [2, 3, 6, 7, 8]
     assert [hit(manager, n)[0] for n in (70, 100, 140)] == [64, 64, 128]
+
+
+def test_a_block_leaves_a_window_with_its_last_token():
+    """The query at position 47 sees 16 .. 47; what leaves at once is reused from the right."""
+    manager = make_manager(window(32), num_blocks=8)
+    run(manager, make_request("a", 100), keep=True)
+    manager.remove_skipped_blocks("a", 46)
+    assert manager.get_block_ids("a") == ([1, 2, 3, 4, 5, 6, 7],)
+    manager.remove_skipped_blocks("a", 47)
+    assert manager.get_block_ids("a") == ([0, 2, 3, 4, 5, 6, 7],)
+    manager.remove_skipped_blocks("a", 79)
+    assert manager.get_block_ids("a") == ([0, 0, 0, 4, 5, 6, 7],)
+    assert manager.block_pool.dump()[0] == [1, 3, 2]
 
 
 def test_three_groups_go_on_until_all_agree():
