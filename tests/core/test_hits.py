@@ -218,3 +218,17 @@ def test_groups_are_freed_one_after_the_other_each_last_block_first():
         free(manager, request)
         orders.append(manager.block_pool.dump()[0])
     assert orders == [[7, 8, 9, 3, 2, 1, 6, 5, 4], [7, 8, 9, 6, 5, 4, 3, 2, 1]]
+
+
+def test_a_group_that_dropped_a_block_looks_again_when_another_has_shortened_the_hit():
+    """At 160 tokens the window of EAGLE has the block that it drops, at 96 it has not."""
+    specs = [full(), window(32), window(64)]
+    groups = [KVCacheGroupSpec([str(i)], spec, i == 1) for i, spec in enumerate(specs)]
+    manager = KVCacheManager(KVCacheConfig(64, [], groups), 1024, BLOCK, BLOCK)
+    ids = run(manager, make_request("a", 160))
+    manager.evict_blocks([ids[1][6]])
+    assert hit(manager, 161)[0] == 144
+    manager.evict_blocks([ids[2][6]])
+    num_hits, blocks = hit(manager, 161)
+    assert num_hits == 80
+    assert blocks == (ids[0][:5], [0] * 3 + ids[1][3:5], [0, *ids[2][1:5]])
