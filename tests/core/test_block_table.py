@@ -242,6 +242,24 @@ def test_what_changed_is_read_once():
     assert table.dirty(3) == (1, 1)
 
 
+def test_all_changes_since_the_last_reading_are_read():
+    """As one run of entries for each row; what changed before stays clean."""
+    table = make_table()
+    table.append_row([3, 7, 8], 1)
+    table.mark_clean(3)
+    table.append_row([4], 1)
+    table.append_row([6], 2)
+    table.replace_blocks([9], 1, 1)
+    assert table.dirty(3) == (2, 4)
+    out = np.zeros(3 * 2 + 4, dtype=np.int32)
+    table.read_dirty(3, out)
+    assert out.tolist() == [1, 2, 1, 0, 3, 4, 9, 8, 4, 6]
+    table.mark_clean(2)
+    assert table.dirty(3) == (1, 1)
+    table.clear_row(1)
+    assert table.dirty(3) == (2, 5)
+
+
 def test_checks_raise_what_the_writes_would():
     table = make_table()
     table.append_row([1, 2, 3], 0)
