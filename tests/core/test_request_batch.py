@@ -126,6 +126,17 @@ def test_a_removed_request_keeps_its_blocks_and_a_freed_one_does_not():
     assert batch.num_reqs == 0
 
 
+def test_a_row_is_used_again_from_its_beginning():
+    _, [table], batch = make()
+    batch.add(make_request("a", 8), 0)
+    assert not batch.allocate_slots(rows(0), 8).size
+    batch.free(rows(0))
+    batch.add(make_request("b"), 0)
+    batch.check_integrity()
+    assert not batch.allocate_slots(rows(0), 4).size
+    assert table.get_numpy_array()[0, :3].tolist() == [3, 0, 0]
+
+
 def test_tokens_are_given_to_each_request():
     _, _, batch = make()
     requests = [make_request("a"), make_request("b")]
