@@ -99,6 +99,18 @@ def test_blocks_that_left_a_window_leave_the_row_even_if_the_request_is_refused(
     assert manager.get_block_ids("a") == ([0, 0, 3],)
 
 
+def test_blocks_leave_a_window_one_after_the_other():
+    manager, [table], batch = make([WINDOW])
+    batch.add(make_request("a", 8), 0)
+    assert not batch.allocate_slots(rows(0), 8).size
+    for num_null in (1, 2, 3):
+        batch.append_output_token_ids(rows(0), rows(7, 7, 7, 7), rows(4))
+        assert not batch.allocate_slots(rows(0), 4).size
+        [ids] = manager.get_block_ids("a")
+        assert ids.count(0) == num_null
+        assert table.get_numpy_array()[0, : len(ids)].tolist() == ids
+
+
 def test_slots_from_the_manager_reach_the_row_with_the_next_step():
     manager, [table], batch = make()
     request = make_request("a", 8)
