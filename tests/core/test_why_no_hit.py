@@ -135,6 +135,15 @@ def test_an_eviction_is_known_if_it_is_remembered():
     assert manager.why_no_hit(make_request(70)).reason == NoHitReason.NOT_CACHED
 
 
+def test_only_the_last_evictions_are_remembered():
+    manager = make_manager(num_remembered_evictions=1)
+    (ids,) = compute(manager, make_request(70))
+    manager.evict_blocks([ids[2]])
+    assert manager.why_no_hit(make_request(70)).reason == NoHitReason.EVICTED
+    manager.evict_blocks([ids[3]])
+    assert manager.why_no_hit(make_request(70)).reason == NoHitReason.NOT_CACHED
+
+
 def test_reuse_of_a_block_is_an_eviction():
     manager = make_manager(num_blocks=4, num_remembered_evictions=1)
     compute(manager, make_request(40))
