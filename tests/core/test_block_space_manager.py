@@ -77,6 +77,17 @@ def test_swap_in_is_refused_when_the_free_blocks_are_those_that_it_needs():
     assert manager.can_swap_in([0], 5) is AllocStatus.NEVER
 
 
+@pytest.mark.parametrize(
+    ("num_gpu_blocks", "status"), [(3, AllocStatus.NEVER), (4, AllocStatus.OK)]
+)
+def test_swap_in_leaves_room_for_the_copy_of_a_shared_block(num_gpu_blocks, status):
+    manager = make_manager(num_gpu_blocks=num_gpu_blocks)
+    manager.allocate([0, 1], 6)
+    manager.swap_out([0, 1])
+    assert manager.can_swap_in([0, 1]) is status
+    assert manager.can_swap_in([0, 1], 0) is AllocStatus.OK
+
+
 def test_failed_calls_change_nothing():
     manager = make_manager(num_gpu_blocks=4, num_cpu_blocks=2)
     manager.allocate([0, 1], 10)
