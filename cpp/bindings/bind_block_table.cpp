@@ -116,7 +116,23 @@ Args:
         of each, the running sum of the lengths, the entries. Mutated.
 )")
       .def("mark_clean", &BlockTable::mark_clean, py::arg("num_reqs").noconvert(),
-           "Forget what has changed in the first `num_reqs` rows: the copy elsewhere has it.");
+           "Forget what has changed in the first `num_reqs` rows: the copy elsewhere has it.")
+      .def(
+          "commit_dirty",
+          [](BlockTable& self, std::int64_t num_reqs, ContiguousArray<std::int32_t> out) {
+            return self.commit_dirty(num_reqs, as_mutable_span(out));
+          },
+          py::arg("num_reqs").noconvert(), py::arg("out").noconvert(),
+          R"(Bring the first `num_reqs` rows of a copy on the host up to date: `dirty`, `read_dirty`,
+the writes and `mark_clean` in one call.
+
+Args:
+    num_reqs: Rows to look at.
+    out: int32 ``[max_num_reqs, width]``, contiguous. Mutated where rows have changed.
+
+Returns:
+    Whether anything had changed.
+)");
 }
 
 void bind_output(py::class_<BlockTable>& table) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "paged_kv/block_hash.h"
 
+#include "paged_kv/big_endian.h"
 #include "paged_kv/cbor.h"
 #include "paged_kv/check.h"
 
@@ -33,10 +34,8 @@ void write_extra_keys(CborWriter& writer, const std::optional<ExtraKeys>& extra_
 PackedKey pack(const BlockHashWithGroupId& key) noexcept {
   PackedKey packed;
   std::ranges::copy(key.hash.bytes, packed.begin());
-  const auto group_id = static_cast<std::uint32_t>(key.group_id.value());
-  for (std::size_t i = 0; i < 4; ++i) {
-    packed[kSha256DigestBytes + i] = static_cast<std::uint8_t>(group_id >> (24 - 8 * i));
-  }
+  store_big_endian(static_cast<std::uint32_t>(key.group_id.value()),
+                   packed.data() + kSha256DigestBytes);
   return packed;
 }
 
@@ -64,11 +63,12 @@ template <class Token>
 BlockHash BlockHasher::hash_tokens(const BlockHash& parent, std::span<const Token> token_ids,
                                    const std::optional<ExtraKeys>& extra_keys) {
   message_.clear();
+  message_.reserve(kSha256DigestBytes + 8 * (token_ids.size() + 1));
   CborWriter writer(message_);
   writer.begin_array(3);
   writer.write_bytes(parent.bytes);
   writer.begin_array(token_ids.size());
-  for (const Token token_id : token_ids) writer.write_int(token_id);
+  writer.write_ints(token_ids);
   write_extra_keys(writer, extra_keys);
   return BlockHash{sha256(message_)};
 }

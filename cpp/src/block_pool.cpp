@@ -11,12 +11,11 @@ namespace paged_kv {
 namespace {
 
 // Block 0 is the null block: marked as such, so that it is left out of the queue.
-std::vector<KVCacheBlock> make_blocks(std::int32_t num_blocks) {
+HugePageVector<KVCacheBlock> make_blocks(std::int32_t num_blocks) {
   PAGED_KV_CHECK(num_blocks > 0, "num_gpu_blocks must be positive, got ", num_blocks);
-  std::vector<KVCacheBlock> blocks(static_cast<std::size_t>(num_blocks));
-  for (std::int32_t i = 0; i < num_blocks; ++i) {
-    blocks[static_cast<std::size_t>(i)].block_id = BlockId(i);
-  }
+  HugePageVector<KVCacheBlock> blocks;
+  blocks.reserve(static_cast<std::size_t>(num_blocks));
+  for (std::int32_t i = 0; i < num_blocks; ++i) blocks.emplace_back().block_id = BlockId(i);
   blocks[kNullBlockId.index()].is_null = true;
   return blocks;
 }

@@ -209,6 +209,23 @@ void BlockTable::read_dirty(std::int64_t num_reqs, std::span<std::int32_t> out) 
   }
 }
 
+bool BlockTable::commit_dirty(std::int64_t num_reqs, std::span<std::int32_t> out) {
+  check_num_reqs(num_reqs);
+  PAGED_KV_CHECK(out.size() == table_.size(), "out: expected ", options_.max_num_reqs, " rows of ",
+                 width(), " entries, got ", out.size(), " entries");
+  bool has_changed = false;
+  for (const std::int32_t row_idx : dirty_rows_) {
+    if (row_idx >= num_reqs) continue;
+    const Columns columns = dirty_columns_[static_cast<std::size_t>(row_idx)];
+    const auto first = static_cast<std::size_t>(row_idx * width() + columns.begin);
+    const auto size = static_cast<std::size_t>(columns.size());
+    std::ranges::copy(table_.subspan(first, size), out.subspan(first).begin());
+    has_changed = true;
+  }
+  mark_clean(num_reqs);
+  return has_changed;
+}
+
 void BlockTable::mark_clean(std::int64_t num_reqs) {
   check_num_reqs(num_reqs);
   std::erase_if(dirty_rows_, [&](std::int32_t row_idx) {

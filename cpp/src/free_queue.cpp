@@ -16,7 +16,17 @@ FreeKVCacheBlockQueue::FreeKVCacheBlockQueue(std::span<KVCacheBlock> blocks) : b
   for (const KVCacheBlock& block : blocks) {
     PAGED_KV_CHECK(!block.in_free_queue, "block ", block.block_id, " is in a free queue already");
   }
-  for (std::int32_t i = 0; i < num_blocks; ++i) link_after(back_, BlockId(i));
+  if (num_blocks == 0) return;
+  for (std::int32_t i = 0; i < num_blocks; ++i) {
+    KVCacheBlock& block = at(BlockId(i));
+    block.prev_free_block = BlockId(i - 1);  // of the first: no block
+    block.next_free_block = BlockId(i + 1);
+    block.in_free_queue = true;
+  }
+  front_ = BlockId(0);
+  back_ = BlockId(num_blocks - 1);
+  at(back_).next_free_block = kNoBlock;
+  num_free_blocks_ = num_blocks;
 }
 
 BlockId FreeKVCacheBlockQueue::popleft() {
@@ -42,12 +52,12 @@ void FreeKVCacheBlockQueue::remove(BlockId block) {
 }
 
 void FreeKVCacheBlockQueue::append_n(std::span<const BlockId> blocks) {
-  check_outside_queue(blocks);
+  mark_as_free(blocks);
   for (const BlockId block : blocks) link_after(back_, block);
 }
 
 void FreeKVCacheBlockQueue::prepend_n(std::span<const BlockId> blocks) {
-  check_outside_queue(blocks);
+  mark_as_free(blocks);
   BlockId previous = kNoBlock;
   for (const BlockId block : blocks) {
     link_after(previous, block);
@@ -64,8 +74,8 @@ std::vector<BlockId> FreeKVCacheBlockQueue::get_all_free_blocks() const {
   return result;
 }
 
-// Also refuses a block that is named twice: in_free_queue serves as the mark, and is taken back.
-void FreeKVCacheBlockQueue::check_outside_queue(std::span<const BlockId> blocks) {
+// Sets in_free_queue, so that a block that is named twice is refused too.
+void FreeKVCacheBlockQueue::mark_as_free(std::span<const BlockId> blocks) {
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     const BlockId block = blocks[i];
     const bool is_known = block.valid() && block.index() < blocks_.size();
@@ -77,15 +87,13 @@ void FreeKVCacheBlockQueue::check_outside_queue(std::span<const BlockId> blocks)
     PAGED_KV_CHECK(is_known, "block ", block, " is not one of the ", blocks_.size(), " blocks");
     PAGED_KV_CHECK(false, "block ", block, " is in the free queue already, or given twice");
   }
-  for (const BlockId marked : blocks) at(marked).in_free_queue = false;
 }
 
-// After `previous`, or at the front if that is no block.
+// After `previous`, or at the front if that is no block. The block is marked already.
 void FreeKVCacheBlockQueue::link_after(BlockId previous, BlockId block) noexcept {
   const BlockId next = previous.valid() ? at(previous).next_free_block : front_;
   at(block).prev_free_block = previous;
   at(block).next_free_block = next;
-  at(block).in_free_queue = true;
   (previous.valid() ? at(previous).next_free_block : front_) = block;
   (next.valid() ? at(next).prev_free_block : back_) = block;
   ++num_free_blocks_;

@@ -36,9 +36,13 @@ std::int64_t to_watermark_blocks(double watermark, std::int64_t num_blocks) {
   return static_cast<std::int64_t>(watermark * static_cast<double>(num_blocks));
 }
 
-void check_tokens(std::int64_t num_tokens, const char* name) {
-  PAGED_KV_CHECK(num_tokens >= 0 && num_tokens <= kMaxTokens, name, " must be in [0, 2**40], got ",
-                 num_tokens);
+[[noreturn, gnu::noinline]] void refuse_tokens(std::int64_t num_tokens, const char* name) {
+  PAGED_KV_CHECK(false, name, " must be in [0, 2**40], got ", num_tokens);
+}
+
+inline void check_tokens(std::int64_t num_tokens, const char* name) {
+  if (num_tokens < 0 || num_tokens > kMaxTokens) [[unlikely]]
+    refuse_tokens(num_tokens, name);
 }
 
 void check_args(const AllocateSlotsArgs& args) {
@@ -107,12 +111,13 @@ void KVCacheManager::report_reused_blocks(const Request& request, const KVCacheB
   }
 }
 
-KVCacheManager::Plan KVCacheManager::make_plan(const Request& request, RequestIdx request_idx,
-                                               const AllocateSlotsArgs& args) const {
+AllocationPlan KVCacheManager::plan_allocate_slots(const Request& request,
+                                                   const AllocateSlotsArgs& args) const {
   check_args(args);
   check_tokens(request.progress.num_computed_tokens, "num_computed_tokens");
   check_tokens(request.progress.num_in_flight_tokens, "num_in_flight_tokens");
-  Plan plan;
+  AllocationPlan plan;
+  plan.request_idx = request_table_.find(request);
   if (args.new_computed_blocks != nullptr) {
     PAGED_KV_CHECK(args.new_computed_blocks->block_ids.size() == num_kv_cache_groups(),
                    "new_computed_blocks must have ", num_kv_cache_groups(), " groups, got ",
@@ -125,9 +130,9 @@ KVCacheManager::Plan KVCacheManager::make_plan(const Request& request, RequestId
   plan.adopts_computed_tokens =
       plan.new_computed_blocks != nullptr || args.num_external_computed_tokens > 0;
   if (plan.adopts_computed_tokens) {
-    check_adoption(request_idx, plan);
+    check_adoption(plan);
     // A request whose blocks are cached already takes over nothing; tokens from outside only count.
-    if (coordinator_->tracks_cached_blocks(request_idx)) plan.adopts_computed_tokens = false;
+    if (coordinator_->tracks_cached_blocks(plan.request_idx)) plan.adopts_computed_tokens = false;
   }
   plan.num_tokens_to_cache =
       std::min(std::min(plan.total_computed_tokens, options_.max_model_len) + args.num_new_tokens,
@@ -136,7 +141,7 @@ KVCacheManager::Plan KVCacheManager::make_plan(const Request& request, RequestId
   return plan;
 }
 
-void KVCacheManager::check_adoption(RequestIdx request_idx, const Plan& plan) const {
+void KVCacheManager::check_adoption(const AllocationPlan& plan) const {
   PAGED_KV_CHECK(plan.total_computed_tokens <= options_.max_model_len,
                  "computed tokens must be at most max_model_len (", options_.max_model_len,
                  "), got ", plan.total_computed_tokens);
@@ -146,9 +151,9 @@ void KVCacheManager::check_adoption(RequestIdx request_idx, const Plan& plan) co
       coordinator_->block_pool().check_ids(ids);
     }
   }
-  const bool is_tracked = coordinator_->tracks_cached_blocks(request_idx);
+  const bool is_tracked = coordinator_->tracks_cached_blocks(plan.request_idx);
   PAGED_KV_CHECK((is_tracked && plan.new_computed_blocks == nullptr) ||
-                     !coordinator_->holds_blocks(request_idx),
+                     !coordinator_->holds_blocks(plan.request_idx),
                  "computed tokens can only be given to a request that holds no blocks");
 }
 
@@ -160,10 +165,10 @@ void KVCacheManager::check_can_be_cached(const Request& request, std::int64_t nu
                  " tokens are to be cached: was it made with a block hasher of this size?");
 }
 
-bool KVCacheManager::whole_request_fits(const Request& request, RequestIdx request_idx,
-                                        const Plan& plan, std::int64_t num_watermark_blocks) const {
+bool KVCacheManager::whole_request_fits(const Request& request, const AllocationPlan& plan,
+                                        std::int64_t num_watermark_blocks) const {
   const SlotDemand demand{
-      .request_idx = request_idx,
+      .request_idx = plan.request_idx,
       .num_tokens = std::min(request.num_tokens(), options_.max_model_len),
       .adopts_computed_tokens = plan.adopts_computed_tokens,
       .new_computed_blocks = {},
@@ -174,16 +179,14 @@ bool KVCacheManager::whole_request_fits(const Request& request, RequestIdx reque
   return num_blocks + num_watermark_blocks <= coordinator_->block_pool().get_num_free_blocks();
 }
 
-bool KVCacheManager::try_allocate_slots(const Request& request, const AllocateSlotsArgs& args) {
-  RequestIdx request_idx = request_table_.find(request);
-  const Plan plan = make_plan(request, request_idx, args);
+bool KVCacheManager::try_allocate_slots(const Request& request, const AllocateSlotsArgs& args,
+                                        const AllocationPlan& plan) {
   const RequestStatus status = request.progress.status;
   const bool is_admission =
       status == RequestStatus::kWaiting || status == RequestStatus::kPreempted;
   const std::int64_t num_watermark_blocks =
       args.has_scheduled_reqs && is_admission ? watermark_blocks_ : 0;
-  if (args.full_sequence_must_fit &&
-      !whole_request_fits(request, request_idx, plan, num_watermark_blocks)) {
+  if (args.full_sequence_must_fit && !whole_request_fits(request, plan, num_watermark_blocks)) {
     return false;
   }
 
@@ -192,14 +195,14 @@ bool KVCacheManager::try_allocate_slots(const Request& request, const AllocateSl
   const std::int64_t total_computed_tokens =
       std::min(plan.total_computed_tokens, options_.max_model_len);
   coordinator_->remove_skipped_blocks(
-      request_idx,
+      plan.request_idx,
       std::max(total_computed_tokens - request.progress.num_in_flight_tokens, std::int64_t{0}));
 
   const std::int64_t num_tokens_need_slot =
       std::min(total_computed_tokens + args.num_new_tokens + args.num_lookahead_tokens,
                options_.max_model_len);
   const std::int64_t num_blocks = coordinator_->get_num_blocks_to_allocate(
-      {.request_idx = request_idx,
+      {.request_idx = plan.request_idx,
        .num_tokens = num_tokens_need_slot,
        .adopts_computed_tokens = plan.adopts_computed_tokens,
        .new_computed_blocks = {},
@@ -210,13 +213,18 @@ bool KVCacheManager::try_allocate_slots(const Request& request, const AllocateSl
       block_pool().get_num_free_blocks() - args.reserved_blocks - num_watermark_blocks;
   if (num_blocks > num_available) return false;
 
-  request_idx = request_table_.find_or_add(request);
+  const RequestIdx request_idx =
+      plan.request_idx.valid() ? plan.request_idx : request_table_.find_or_add(request);
   if (plan.adopts_computed_tokens) {
     coordinator_->allocate_new_computed_blocks(request_idx, plan.new_computed_blocks,
                                                plan.num_local_computed_tokens,
                                                args.num_external_computed_tokens);
   }
-  coordinator_->allocate_new_blocks(request_idx, num_tokens_need_slot, num_new_blocks_);
+  if (num_blocks > 0) {
+    coordinator_->allocate_new_blocks(request_idx, num_tokens_need_slot, num_new_blocks_);
+  } else {
+    std::ranges::fill(num_new_blocks_, 0);
+  }
   if (!args.delay_cache_blocks) {
     coordinator_->cache_blocks(request, request_idx, plan.num_tokens_to_cache);
   }

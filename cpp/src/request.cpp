@@ -23,10 +23,10 @@ std::vector<BlockHash> Sha256BlockHasher::operator()(const Request& request) con
 }
 
 Request::Request(RequestOptions options, RequestBlockHasher hasher)
-    : options_(std::move(options)),
-      all_token_ids_(std::move(options_.prompt_token_ids)),
+    : all_token_ids_(std::move(options.prompt_token_ids)),
+      hasher_(std::move(hasher)),
       num_prompt_tokens_(static_cast<std::int64_t>(all_token_ids_.size())),
-      hasher_(std::move(hasher)) {
+      options_(std::move(options)) {
   options_.prompt_token_ids.clear();
   check_mm_features(options_.keys.mm_features);
   update_block_hashes();
@@ -34,6 +34,7 @@ Request::Request(RequestOptions options, RequestBlockHasher hasher)
 
 void Request::set_block_hasher(RequestBlockHasher hasher) {
   hasher_.swap(hasher);
+  num_tokens_to_hash_ = 0;
   try {
     update_block_hashes();
   } catch (...) {
@@ -54,9 +55,17 @@ void Request::append_output_token_ids(std::span<const std::int32_t> token_ids) {
 }
 
 void Request::update_block_hashes() {
-  if (!hasher_) return;
-  const std::vector<BlockHash> new_hashes = hasher_(*this);
-  block_hashes_.insert(block_hashes_.end(), new_hashes.begin(), new_hashes.end());
+  if (!hasher_ || num_tokens() < num_tokens_to_hash_) return;
+  std::vector<BlockHash> new_hashes = hasher_(*this);
+  if (block_hashes_.empty()) {
+    block_hashes_ = std::move(new_hashes);
+  } else {
+    block_hashes_.insert(block_hashes_.end(), new_hashes.begin(), new_hashes.end());
+  }
+  // Only of our own hasher it is known when it will have something to do.
+  if (const Sha256BlockHasher* hasher = sha256_hasher()) {
+    num_tokens_to_hash_ = (std::ssize(block_hashes_) + 1) * hasher->hash_block_size;
+  }
 }
 
 }  // namespace paged_kv

@@ -120,19 +120,21 @@ void RequestBatch::append_output_token_ids(std::span<const std::int32_t> rows,
   }
 }
 
-void RequestBatch::check_allocation(std::span<const std::int32_t> rows,
-                                    std::span<const std::int32_t> num_new_tokens,
-                                    const BatchAllocationArgs& args) const {
+void RequestBatch::plan_allocation(std::span<const std::int32_t> rows,
+                                   std::span<const std::int32_t> num_new_tokens,
+                                   const BatchAllocationArgs& args) {
   PAGED_KV_CHECK(rows.size() == num_new_tokens.size(), "num_new_tokens: expected one for each of ",
                  "the ", rows.size(), " rows, got ", num_new_tokens.size());
+  plans_.clear();
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const Request& request = request_of(rows[i]);
-    manager_.check_allocate_slots(request, args_of_request(num_new_tokens[i], args));
+    plans_.push_back(
+        manager_.plan_allocate_slots(request, args_of_request(num_new_tokens[i], args)));
     for (std::size_t group = 0; group < block_tables_.size(); ++group) {
-      PAGED_KV_CHECK(
-          std::ssize(manager_.blocks(request, group)) >= written(rows[i], group).num_blocks,
-          "rows: the request of row ", rows[i],
-          " has given back its blocks, but is still in the batch");
+      PAGED_KV_CHECK(std::ssize(blocks(plans_.back().request_idx, group)) >=
+                         written(rows[i], group).num_blocks,
+                     "rows: the request of row ", rows[i],
+                     " has given back its blocks, but is still in the batch");
     }
   }
 }
@@ -142,12 +144,12 @@ void RequestBatch::allocate_slots(std::span<const std::int32_t> rows,
                                   const BatchAllocationArgs& args,
                                   std::vector<std::int32_t>& refused) {
   check_rows(rows);
-  check_allocation(rows, num_new_tokens, args);
+  plan_allocation(rows, num_new_tokens, args);
   refused.clear();
   refused.reserve(rows.size());
   for (std::size_t i = 0; i < rows.size(); ++i) {
     Request& request = request_of(rows[i]);
-    if (manager_.try_allocate_slots(request, args_of_request(num_new_tokens[i], args))) {
+    if (manager_.try_allocate_slots(request, args_of_request(num_new_tokens[i], args), plans_[i])) {
       request.progress.num_computed_tokens += num_new_tokens[i];
     } else {
       refused.push_back(static_cast<std::int32_t>(i));
@@ -168,22 +170,22 @@ void RequestBatch::free(std::span<const std::int32_t> rows) {
 
 // Brings the rows of a request up to date with its blocks.
 void RequestBatch::write_row(std::int64_t row_idx) {
+  const RequestIdx request_idx = manager_.find(request_of(row_idx));
   for (std::size_t group = 0; group < block_tables_.size(); ++group) {
-    const std::span<const BlockId> blocks = manager_.blocks(request_of(row_idx), group);
+    const std::span<const BlockId> held = blocks(request_idx, group);
     Written& row = written(row_idx, group);
-    if (std::ssize(blocks) > row.num_blocks) {
-      block_tables_[group]->append_row(blocks.subspan(to_size(row.num_blocks)), row_idx);
-      row.num_blocks = std::ssize(blocks);
+    if (std::ssize(held) > row.num_blocks) {
+      block_tables_[group]->append_row(held.subspan(to_size(row.num_blocks)), row_idx);
+      row.num_blocks = std::ssize(held);
     }
     // Blocks leave a window from the left.
-    std::int64_t num_null_blocks = row.num_null_blocks;
-    while (num_null_blocks < row.num_blocks && blocks[to_size(num_null_blocks)] == kNullBlockId) {
-      ++num_null_blocks;
-    }
-    if (num_null_blocks == row.num_null_blocks) continue;
-    const auto left = blocks.first(to_size(num_null_blocks)).subspan(to_size(row.num_null_blocks));
-    block_tables_[group]->replace_blocks(left, row_idx, row.num_null_blocks);
-    row.num_null_blocks = num_null_blocks;
+    const std::int64_t num_skipped_blocks =
+        manager_.coordinator().manager(group).num_skipped_blocks(request_idx);
+    if (num_skipped_blocks <= row.num_skipped_blocks) continue;
+    const auto left =
+        held.first(to_size(num_skipped_blocks)).subspan(to_size(row.num_skipped_blocks));
+    block_tables_[group]->replace_blocks(left, row_idx, row.num_skipped_blocks);
+    row.num_skipped_blocks = num_skipped_blocks;
   }
 }
 

@@ -17,12 +17,7 @@ std::uint64_t next_table_id() noexcept {
 
 RequestTable::RequestTable() : table_id_(next_table_id()) {}
 
-RequestIdx RequestTable::find(const Request& request) const {
-  const RequestHandle& handle = request.handle_;
-  if (handle.table_id == table_id_ &&
-      rows_[handle.request_idx.index()].generation == handle.generation) {
-    return handle.request_idx;
-  }
+RequestIdx RequestTable::find_by_id(const Request& request) const {
   const RequestIdx request_idx = find(request.request_id());
   if (request_idx.valid()) remember(request, request_idx);
   return request_idx;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "paged_kv/sha256.h"
 
+#include "paged_kv/big_endian.h"
+
 #include <bit>
 #include <cstdlib>
 #include <cstring>
@@ -32,12 +34,6 @@ alignas(16) constexpr std::array<std::uint32_t, 64> kRoundConstants{
 std::uint32_t load_big_endian(const std::uint8_t* bytes) noexcept {
   return std::uint32_t{bytes[0]} << 24 | std::uint32_t{bytes[1]} << 16 |
          std::uint32_t{bytes[2]} << 8 | std::uint32_t{bytes[3]};
-}
-
-void store_big_endian(std::uint64_t value, std::size_t num_bytes, std::uint8_t* out) noexcept {
-  for (std::size_t i = 0; i < num_bytes; ++i) {
-    out[i] = static_cast<std::uint8_t>(value >> (8 * (num_bytes - 1 - i)));
-  }
 }
 
 void compress_portable(State& state, const std::uint8_t* chunks, std::size_t num_chunks) noexcept {
@@ -178,13 +174,13 @@ Sha256Digest sha256(std::span<const std::uint8_t> message, Sha256Backend backend
   if (!rest.empty()) std::memcpy(tail.data(), rest.data(), rest.size());
   tail[rest.size()] = 0x80;
   const std::size_t num_tail_chunks = rest.size() + 9 <= kChunkBytes ? 1 : 2;
-  store_big_endian(std::uint64_t{message.size()} * 8, 8,
+  store_big_endian(std::uint64_t{message.size()} * 8,
                    tail.data() + num_tail_chunks * kChunkBytes - 8);
   compress(state, tail.data(), num_tail_chunks, backend);
 
   Sha256Digest digest;
   for (std::size_t i = 0; i < state.size(); ++i) {
-    store_big_endian(state[i], 4, digest.data() + 4 * i);
+    store_big_endian(state[i], digest.data() + 4 * i);
   }
   return digest;
 }

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sized
 from typing import TYPE_CHECKING, cast
 
+import numpy as np
 import torch
 
 from paged_kv import ops
@@ -14,6 +15,7 @@ from paged_kv._core import BlockTable as HostBlockTable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    import numpy.typing as npt
     from torch import Tensor
 
     from paged_kv._core import KVCacheBlock
@@ -32,6 +34,7 @@ class DeviceRows:
         host: The rows, as the last calls left them.
         table: ``[max_num_reqs, width]`` int32 on the device, as the last commit left it. The
             address does not change.
+        table_on_host: ``table`` as an array, if it lies on the host; else None.
     """
 
     def __init__(
@@ -58,6 +61,14 @@ class DeviceRows:
             self.memory.numpy(),
         )
         self.table = torch.zeros(shape, dtype=torch.int32, device=device)
+        self.table_on_host: npt.NDArray[np.int32] | None = (
+            self.table.numpy() if lies_on_host(device) else None
+        )
+
+
+def lies_on_host(device: torch.device) -> bool:
+    """Whether what lies there can be written to without an op."""
+    return device.type == "cpu"
 
 
 def check_one_a_group(block_sizes: Sequence[int], **lists: Sequence[object]) -> None:
@@ -95,9 +106,6 @@ def write_rows(
 def commit(groups: Sequence[DeviceRows], num_reqs: int, num_blocks: Tensor | None = None) -> None:
     """Brings the device's rows ``[0, num_reqs)`` up to date: one copy to the device for all groups.
 
-    What is sent lies in a buffer of this call alone, so that the host may go on changing rows while
-    the copy runs; torch keeps the buffer until it has been read.
-
     Args:
         groups: The groups, all on one device.
         num_reqs: Rows to look at; others stay as they are on the device.
@@ -108,6 +116,23 @@ def commit(groups: Sequence[DeviceRows], num_reqs: int, num_blocks: Tensor | Non
 
     Notes:
         Cost: O(rows and entries changed); nothing at all if nothing has changed.
+    """
+    if any(group.table_on_host is None for group in groups):
+        _send(groups, num_reqs, num_blocks)
+        return
+    has_changed = False
+    for group in groups:
+        has_changed |= group.host.commit_dirty(num_reqs, group.table_on_host)
+    if has_changed and num_blocks is not None:
+        for group, counts in zip(groups, num_blocks, strict=True):
+            counts.numpy()[:] = group.host.num_blocks_per_row
+
+
+def _send(groups: Sequence[DeviceRows], num_reqs: int, num_blocks: Tensor | None) -> None:
+    """`commit` to a device by ops.
+
+    What is sent lies in a buffer of this call alone, so that the host may go on changing rows while
+    the copy runs; torch keeps the buffer until it has been read.
     """
     dirty = [group.host.dirty(num_reqs) for group in groups]
     sizes = [3 * rows + entries for rows, entries in dirty]

@@ -11,8 +11,8 @@ Three classes over the same rows (`paged_kv.BlockTable`, C++) and the same ops:
     A request keeps its row for life; each step gathers the rows of its batch.
 
 Methods change rows on the host. The device follows when told (`commit_block_table`,
-`apply_staged_writes`), by what has changed and not by whole rows. CPU and CUDA tensors take the
-same path through `paged_kv.ops`.
+`apply_staged_writes`), by what has changed and not by whole rows: through `paged_kv.ops`, or on
+the CPU by the rows themselves.
 """
 
 from __future__ import annotations

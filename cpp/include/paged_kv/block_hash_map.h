@@ -2,6 +2,7 @@
 #pragma once
 
 #include "paged_kv/block_hash.h"
+#include "paged_kv/huge_pages.h"
 #include "paged_kv/ids.h"
 #include "paged_kv/index_table.h"
 
@@ -81,7 +82,7 @@ class BlockHashToBlockMap {
   [[nodiscard]] std::int32_t find_entry(const BlockHashWithGroupId& key, BlockId block) const;
   [[nodiscard]] std::int32_t take_unused_entry();
 
-  std::vector<Entry> entries_;
+  HugePageVector<Entry> entries_;
   IndexTable first_by_key_;
   IndexTable entry_by_key_and_block_;
   std::int32_t first_unused_ = IndexTable::kNotFound;

@@ -6,6 +6,7 @@
 #include "paged_kv/evicted_keys.h"
 #include "paged_kv/eviction_policy.h"
 #include "paged_kv/free_queue.h"
+#include "paged_kv/huge_pages.h"
 #include "paged_kv/ids.h"
 #include "paged_kv/kv_block.h"
 #include "paged_kv/kv_cache_metrics.h"
@@ -179,7 +180,7 @@ class BlockPool {
   void remove_from_cache(KVCacheBlock& block);
   void remove_key(const KVCacheBlock& block, const BlockHashWithGroupId& key);
 
-  std::vector<KVCacheBlock> blocks_;
+  HugePageVector<KVCacheBlock> blocks_;
   FreeKVCacheBlockQueue free_block_queue_;
   BlockHashToBlockMap cached_block_hash_to_block_;
   // Of the blocks with has_secondary_keys, in the order in which they came.

@@ -114,6 +114,10 @@ class BlockTable {
   void read_dirty(std::int64_t num_reqs, std::span<std::int32_t> out) const;
   // Forgets the changes of rows [0, num_reqs). O(rows changed).
   void mark_clean(std::int64_t num_reqs);
+  // The three in one, for a copy that the host can write to: brings rows [0, num_reqs) of `out`,
+  // [max_num_reqs, width()] like table(), up to date. Returns whether anything had changed.
+  // O(rows and entries changed).
+  bool commit_dirty(std::int64_t num_reqs, std::span<std::int32_t> out);
 
   // Throws InvariantError if one of T1 .. T3 does not hold. O(max_num_reqs * width()).
   void check_integrity() const;

@@ -4,6 +4,11 @@
 // and integer in its shortest encoding.
 #pragma once
 
+#include "paged_kv/big_endian.h"
+
+#include <algorithm>
+#include <array>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -22,11 +27,22 @@ class CborWriter {
   void write_null() { out_.push_back(0xf6); }
 
   void write_int(std::int64_t value) {
-    // A negative n is stored as -1 - n, which is ~n in two's complement.
-    if (value >= 0) {
-      write_head(MajorType::kUnsigned, static_cast<std::uint64_t>(value));
-    } else {
-      write_head(MajorType::kNegative, static_cast<std::uint64_t>(~value));
+    std::array<std::uint8_t, kMaxHeadBytes> head;
+    out_.insert(out_.end(), head.data(), put_int(head.data(), value));
+  }
+
+  // The same for each of `values`, without a look at the buffer in between: block hashes are made
+  // of token ids.
+  template <std::signed_integral Int>
+  void write_ints(std::span<const Int> values) {
+    constexpr std::size_t kIntsAtATime = 32;
+    std::array<std::uint8_t, kIntsAtATime * kMaxHeadBytes> heads;
+    while (!values.empty()) {
+      const auto some = values.first(std::min(kIntsAtATime, values.size()));
+      values = values.subspan(some.size());
+      std::uint8_t* end = heads.data();
+      for (const Int value : some) end = put_int(end, value);
+      out_.insert(out_.end(), heads.data(), end);
     }
   }
 
@@ -50,18 +66,32 @@ class CborWriter {
     kArray = 4
   };
 
+  static constexpr std::size_t kMaxHeadBytes = 9;
+
   void write_head(MajorType type, std::uint64_t value) {
-    const auto type_bits = static_cast<unsigned>(type) << 5;
-    if (value < 24) {
-      out_.push_back(static_cast<std::uint8_t>(type_bits | value));
-      return;
-    }
-    // 24, 25, 26, 27: the value follows in 1, 2, 4, 8 bytes.
-    const unsigned log2_bytes = value <= 0xff ? 0 : value <= 0xffff ? 1 : value >> 32 == 0 ? 2 : 3;
-    out_.push_back(static_cast<std::uint8_t>(type_bits | (24 + log2_bytes)));
-    for (int shift = 8 * ((1 << log2_bytes) - 1); shift >= 0; shift -= 8) {
-      out_.push_back(static_cast<std::uint8_t>(value >> shift));
-    }
+    std::array<std::uint8_t, kMaxHeadBytes> head;
+    out_.insert(out_.end(), head.data(), put_head(head.data(), type, value));
+  }
+
+  static std::uint8_t* put_int(std::uint8_t* out, std::int64_t value) noexcept {
+    // A negative n is stored as -1 - n, which is ~n in two's complement.
+    const bool is_negative = value < 0;
+    return put_head(out, is_negative ? MajorType::kNegative : MajorType::kUnsigned,
+                    static_cast<std::uint64_t>(is_negative ? ~value : value));
+  }
+
+  // Returns where the head ends. May write to all of out[0 .. kMaxHeadBytes): without branches,
+  // since token ids of one and of two bytes come in no order that a CPU could learn.
+  static std::uint8_t* put_head(std::uint8_t* out, MajorType type, std::uint64_t value) noexcept {
+    // A value below 24 is part of the first byte. Else that says 24, 25, 26 or 27, and the value
+    // follows in 1, 2, 4 or 8 bytes.
+    const unsigned length_class = unsigned{value > 23} + unsigned{value > 0xff} +
+                                  unsigned{value > 0xffff} + unsigned{value > 0xffffffff};
+    const unsigned num_bytes = (1U << length_class) >> 1;
+    const std::uint64_t info = length_class == 0 ? value : 23 + length_class;
+    out[0] = static_cast<std::uint8_t>(static_cast<unsigned>(type) << 5 | info);
+    store_big_endian(value << ((64 - 8 * num_bytes) % 64), out + 1);
+    return out + 1 + num_bytes;
   }
 
   std::vector<std::uint8_t>& out_;

@@ -56,7 +56,7 @@ class FreeKVCacheBlockQueue {
   [[nodiscard]] const KVCacheBlock& at(BlockId block) const noexcept {
     return blocks_[block.index()];
   }
-  void check_outside_queue(std::span<const BlockId> blocks);
+  void mark_as_free(std::span<const BlockId> blocks);
   void link_after(BlockId previous, BlockId block) noexcept;
   void unlink(BlockId block) noexcept;
 

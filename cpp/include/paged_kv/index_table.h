@@ -3,10 +3,11 @@
 // A hash table of positions: it finds the position of an element that lies in a vector elsewhere.
 #pragma once
 
+#include "paged_kv/huge_pages.h"
+
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 namespace paged_kv {
 
@@ -95,14 +96,14 @@ class IndexTable {
   }
 
   void rehash(std::size_t num_slots) {
-    std::vector<Slot> old(num_slots);
+    HugePageVector<Slot> old(num_slots);
     old.swap(slots_);
     for (const Slot& slot : old) {
       if (!slot.is_empty()) insert_without_growing(slot);
     }
   }
 
-  std::vector<Slot> slots_;  // a power of two, or none
+  HugePageVector<Slot> slots_;  // a power of two, or none
   std::size_t num_entries_ = 0;
 };
 

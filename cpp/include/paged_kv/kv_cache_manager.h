@@ -56,6 +56,16 @@ struct AllocateSlotsArgs {
   bool has_scheduled_reqs = true;
 };
 
+// An allocation that has been checked, as far as it can be told before anything changes.
+struct AllocationPlan {
+  RequestIdx request_idx;  // invalid: the request has no blocks
+  bool adopts_computed_tokens = false;
+  const KVCacheBlocks* new_computed_blocks = nullptr;  // null: none, in any group
+  std::int64_t num_local_computed_tokens = 0;
+  std::int64_t total_computed_tokens = 0;
+  std::int64_t num_tokens_to_cache = 0;
+};
+
 struct ComputedBlocks {
   KVCacheBlocks blocks;
   std::int64_t num_tokens = 0;
@@ -109,11 +119,16 @@ class KVCacheManager {
                                                             const AllocateSlotsArgs& args);
   // The same without a list of the new blocks: those are the last num_new_blocks()[g] of
   // blocks(request, g). Allocates no memory, unless the request's table grows. False: refused.
-  [[nodiscard]] bool try_allocate_slots(const Request& request, const AllocateSlotsArgs& args);
-  // Throws what try_allocate_slots() would throw, and changes nothing. O(groups) without a hit.
-  void check_allocate_slots(const Request& request, const AllocateSlotsArgs& args) const {
-    static_cast<void>(make_plan(request, request_table_.find(request), args));
+  [[nodiscard]] bool try_allocate_slots(const Request& request, const AllocateSlotsArgs& args) {
+    return try_allocate_slots(request, args, plan_allocate_slots(request, args));
   }
+  // In two steps: the first throws what try_allocate_slots() would throw, and changes nothing; the
+  // second takes the plan of the same arguments, as long as nothing has happened to the request in
+  // between, and does not throw. O(groups) without a hit.
+  [[nodiscard]] AllocationPlan plan_allocate_slots(const Request& request,
+                                                   const AllocateSlotsArgs& args) const;
+  [[nodiscard]] bool try_allocate_slots(const Request& request, const AllocateSlotsArgs& args,
+                                        const AllocationPlan& plan);
   // Per group, of the last successful allocation.
   [[nodiscard]] std::span<const std::int64_t> num_new_blocks() const noexcept {
     return num_new_blocks_;
@@ -135,9 +150,13 @@ class KVCacheManager {
   // False, and no change, while a block is held.
   [[nodiscard]] bool reset_prefix_cache();
 
+  // Where the managers have the request; invalid if it has no blocks. O(1).
+  [[nodiscard]] RequestIdx find(const Request& request) const {
+    return request_table_.find(request);
+  }
   // A request's blocks in one group, null blocks where none is held any more. O(1), no copy.
   [[nodiscard]] std::span<const BlockId> blocks(const Request& request, std::size_t group) const {
-    return coordinator_->manager(group).blocks(request_table_.find(request));
+    return coordinator_->manager(group).blocks(find(request));
   }
   // In all groups. O(blocks).
   [[nodiscard]] KVCacheBlocks get_blocks(std::string_view request_id) const;
@@ -166,21 +185,10 @@ class KVCacheManager {
   void check_integrity() const;
 
  private:
-  // An allocation, as far as it can be told before anything changes.
-  struct Plan {
-    const KVCacheBlocks* new_computed_blocks = nullptr;  // null: none, in any group
-    bool adopts_computed_tokens = false;
-    std::int64_t num_local_computed_tokens = 0;
-    std::int64_t total_computed_tokens = 0;
-    std::int64_t num_tokens_to_cache = 0;
-  };
-
-  [[nodiscard]] Plan make_plan(const Request& request, RequestIdx request_idx,
-                               const AllocateSlotsArgs& args) const;
-  void check_adoption(RequestIdx request_idx, const Plan& plan) const;
+  void check_adoption(const AllocationPlan& plan) const;
   void check_can_be_cached(const Request& request, std::int64_t num_tokens) const;
-  [[nodiscard]] bool whole_request_fits(const Request& request, RequestIdx request_idx,
-                                        const Plan& plan, std::int64_t num_watermark_blocks) const;
+  [[nodiscard]] bool whole_request_fits(const Request& request, const AllocationPlan& plan,
+                                        std::int64_t num_watermark_blocks) const;
   void report_reused_blocks(const Request& request, const KVCacheBlocks& blocks);
 
   KVCacheConfig kv_cache_config_;

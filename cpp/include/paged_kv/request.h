@@ -138,18 +138,21 @@ class Request {
 
   void append_output_token_ids(std::span<const std::int32_t> token_ids);
 
+  // What every step reads comes first, in a few cache lines.
   RequestProgress progress;
 
  private:
   friend class RequestTable;
   void update_block_hashes();
 
-  RequestOptions options_;
-  std::vector<std::int32_t> all_token_ids_;
-  std::int64_t num_prompt_tokens_;
-  std::vector<BlockHash> block_hashes_;
-  RequestBlockHasher hasher_;
   mutable RequestHandle handle_;
+  std::vector<std::int32_t> all_token_ids_;
+  std::vector<BlockHash> block_hashes_;
+  // The hasher has nothing to do before there are so many tokens.
+  std::int64_t num_tokens_to_hash_ = 0;
+  RequestBlockHasher hasher_;
+  std::int64_t num_prompt_tokens_;
+  RequestOptions options_;
 };
 
 }  // namespace paged_kv

@@ -89,14 +89,18 @@ class RequestBatch {
   // What has been written to one row of one table: so many blocks, the first of them null.
   struct Written {
     std::int64_t num_blocks = 0;
-    std::int64_t num_null_blocks = 0;
+    std::int64_t num_skipped_blocks = 0;
   };
 
   void check_row(std::int64_t row_idx) const;
   void check_rows(std::span<const std::int32_t> rows);
-  void check_allocation(std::span<const std::int32_t> rows,
-                        std::span<const std::int32_t> num_new_tokens,
-                        const BatchAllocationArgs& args) const;
+  // Checks all, and fills plans_.
+  void plan_allocation(std::span<const std::int32_t> rows,
+                       std::span<const std::int32_t> num_new_tokens,
+                       const BatchAllocationArgs& args);
+  [[nodiscard]] std::span<const BlockId> blocks(RequestIdx request_idx, std::size_t group) const {
+    return manager_.coordinator().manager(group).blocks(request_idx);
+  }
   [[nodiscard]] Request& request_of(std::int64_t row_idx) const noexcept {
     return *rows_[static_cast<std::size_t>(row_idx)].request;
   }
@@ -114,6 +118,7 @@ class RequestBatch {
   std::vector<Written> written_;  // [row][group]
   std::unordered_set<std::string_view> request_ids_;
   std::uint64_t num_calls_ = 0;
+  std::vector<AllocationPlan> plans_;  // of the call under way
 };
 
 }  // namespace paged_kv

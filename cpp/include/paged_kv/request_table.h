@@ -28,7 +28,12 @@ class RequestTable {
   RequestTable& operator=(const RequestTable&) = delete;
 
   // The row, or an invalid one if the request has none. Requests with one id have one row.
-  [[nodiscard]] RequestIdx find(const Request& request) const;
+  [[nodiscard]] RequestIdx find(const Request& request) const {
+    const RequestHandle& handle = request.handle_;
+    const bool is_remembered = handle.table_id == table_id_ &&
+                               rows_[handle.request_idx.index()].generation == handle.generation;
+    return is_remembered ? handle.request_idx : find_by_id(request);
+  }
   [[nodiscard]] RequestIdx find(std::string_view request_id) const;
 
   [[nodiscard]] RequestIdx find_or_add(const Request& request);
@@ -56,6 +61,7 @@ class RequestTable {
     }
   };
 
+  [[nodiscard]] RequestIdx find_by_id(const Request& request) const;
   void remember(const Request& request, RequestIdx request_idx) const;
 
   std::uint64_t table_id_;  // no other table of the process has it

@@ -26,8 +26,9 @@ SingleTypeKVCacheManager::SingleTypeKVCacheManager(KVCacheSpecPtr kv_cache_spec,
     : kv_cache_spec_(std::move(kv_cache_spec)),
       block_pool_(block_pool),
       kv_cache_group_id_(kv_cache_group_id),
-      block_size_(kv_cache_spec_->block_size()) {
-  if (kv_cache_spec_->recycles_blocks()) {
+      block_size_(kv_cache_spec_->block_size()),
+      recycles_blocks_(kv_cache_spec_->recycles_blocks()) {
+  if (recycles_blocks_) {
     max_admission_blocks_ = kv_cache_spec_->max_num_blocks_per_request(limits);
   }
 }
@@ -69,6 +70,7 @@ void SingleTypeKVCacheManager::add_local_computed_blocks(RequestIdx request_idx,
   request.blocks.assign(to_size(num_skipped), kNullBlockId);
   request.blocks.insert(request.blocks.end(), adopted.begin(), adopted.end());
   request.num_cached_blocks = std::ssize(request.blocks);
+  request.num_skipped_blocks = num_skipped;
 }
 
 void SingleTypeKVCacheManager::allocate_external_computed_blocks(
@@ -124,16 +126,19 @@ std::span<const std::uint8_t> SingleTypeKVCacheManager::reachable_block_mask(
 
 void SingleTypeKVCacheManager::remove_skipped_blocks(RequestIdx request_idx,
                                                      std::int64_t num_computed_tokens) {
-  if (!has_row(request_idx)) return;
-  std::vector<BlockId>& blocks = rows_[request_idx.index()].blocks;
+  if (!recycles_blocks_ || !has_row(request_idx)) return;
+  Row& request = rows_[request_idx.index()];
   const std::int64_t num_skipped =
-      std::min(num_skipped_blocks(num_computed_tokens), std::ssize(blocks));
+      std::min(num_skipped_blocks(num_computed_tokens), std::ssize(request.blocks));
+  if (num_skipped <= request.num_skipped_blocks) return;
   freed_blocks_.clear();
-  // Backwards up to the first null block: all before it were given back earlier. So the cost is
-  // that of the blocks that leave now.
-  for (std::int64_t i = num_skipped - 1; i >= 0 && blocks[to_size(i)] != kNullBlockId; --i) {
-    freed_blocks_.push_back(std::exchange(blocks[to_size(i)], kNullBlockId));
+  // The last first. Up to a null block of a hit: all before it are null.
+  for (std::int64_t i = num_skipped - 1; i >= request.num_skipped_blocks; --i) {
+    BlockId& block = request.blocks[to_size(i)];
+    if (block == kNullBlockId) break;
+    freed_blocks_.push_back(std::exchange(block, kNullBlockId));
   }
+  request.num_skipped_blocks = num_skipped;
   if (!freed_blocks_.empty()) block_pool_.free_blocks(freed_blocks_);
 }
 
@@ -142,15 +147,15 @@ void SingleTypeKVCacheManager::pop_blocks_for_free(RequestIdx request_idx,
   if (!has_row(request_idx)) return;
   Row& request = rows_[request_idx.index()];
   blocks.insert(blocks.end(), request.blocks.begin(), request.blocks.end());
-  request.blocks.clear();
-  request.num_cached_blocks = kNotTracked;
+  request.clear();
 }
 
 void SingleTypeKVCacheManager::free(RequestIdx request_idx) {
-  freed_blocks_.clear();
-  pop_blocks_for_free(request_idx, freed_blocks_);
-  std::ranges::reverse(freed_blocks_);
-  block_pool_.free_blocks(freed_blocks_);
+  if (!has_row(request_idx)) return;
+  Row& request = rows_[request_idx.index()];
+  std::ranges::reverse(request.blocks);
+  block_pool_.free_blocks(request.blocks);
+  request.clear();
 }
 
 void SingleTypeKVCacheManager::check_integrity() const {
@@ -164,6 +169,13 @@ void SingleTypeKVCacheManager::check_integrity() const {
     PAGED_KV_CHECK_AS(InvariantError, request.num_cached_blocks <= std::ssize(request.blocks),
                       "G2: group ", kv_cache_group_id_, ": ", request.num_cached_blocks,
                       " cached blocks of ", request.blocks.size());
+    const std::int64_t num_skipped = request.num_skipped_blocks;
+    PAGED_KV_CHECK_AS(InvariantError,
+                      num_skipped <= std::ssize(request.blocks) &&
+                          std::ranges::all_of(std::span(request.blocks).first(to_size(num_skipped)),
+                                              [](BlockId id) { return id == kNullBlockId; }),
+                      "G3: group ", kv_cache_group_id_, ": not all of the first ", num_skipped,
+                      " blocks are null");
   }
 }
 

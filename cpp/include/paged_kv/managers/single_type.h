@@ -54,7 +54,8 @@ struct SlotDemand {
 //
 // Invariants, checked by check_integrity():
 //   G1  of a request's blocks those that are not null are held;
-//   G2  the leading num_cached_blocks of a request's blocks exist.
+//   G2  the leading num_cached_blocks of a request's blocks exist;
+//   G3  the leading num_skipped_blocks() are null.
 //
 // Cost: linear in the blocks that are taken, adopted, cached or given back; a decode step that does
 // none of these costs O(1), however long the request and however large the pool.
@@ -80,6 +81,11 @@ class SingleTypeKVCacheManager {
   [[nodiscard]] std::span<const BlockId> blocks(RequestIdx request_idx) const noexcept {
     if (!has_row(request_idx)) return {};
     return rows_[request_idx.index()].blocks;
+  }
+  // So many of them, from the first on, were given back or never taken over, since no token to come
+  // needs them.
+  [[nodiscard]] std::int64_t num_skipped_blocks(RequestIdx request_idx) const noexcept {
+    return has_row(request_idx) ? rows_[request_idx.index()].num_skipped_blocks : 0;
   }
   // Whether it is known which of the request's blocks are cached: once it took over cached blocks
   // or had one cached. It can take over blocks only before that.
@@ -122,7 +128,7 @@ class SingleTypeKVCacheManager {
   [[nodiscard]] virtual std::int64_t get_num_skipped_tokens(
       std::int64_t num_computed_tokens) const = 0;
 
-  // Throws InvariantError if G1 or G2 does not hold. O(blocks of all requests).
+  // Throws InvariantError if one of G1 .. G3 does not hold. O(blocks of all requests).
   void check_integrity() const;
 
  protected:
@@ -140,6 +146,14 @@ class SingleTypeKVCacheManager {
   struct Row {
     std::vector<BlockId> blocks;
     std::int64_t num_cached_blocks = kNotTracked;
+    std::int64_t num_skipped_blocks = 0;
+
+    // Keeps the memory, for the row's next request.
+    void clear() noexcept {
+      blocks.clear();
+      num_cached_blocks = kNotTracked;
+      num_skipped_blocks = 0;
+    }
   };
 
   [[nodiscard]] bool has_row(RequestIdx request_idx) const noexcept {
@@ -154,6 +168,7 @@ class SingleTypeKVCacheManager {
   BlockPool& block_pool_;
   GroupId kv_cache_group_id_;
   std::int64_t block_size_;
+  bool recycles_blocks_;
   std::optional<std::int64_t> max_admission_blocks_;
   PrefixCachePolicy policy_;
   std::vector<Row> rows_;
