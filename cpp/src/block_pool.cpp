@@ -108,16 +108,28 @@ void BlockPool::free_blocks(std::span<const BlockId> ordered_blocks) {
     if (--block.ref_cnt == 0) to_back_.push_back(block.block_id);
   }
   // Only now, so that a policy is not asked by a call that fails.
+  if (eviction_policy_) {
+    choose_places([this](const KVCacheBlock& block) { return eviction_policy_->place(block); });
+  } else {
+    choose_places([](const KVCacheBlock& block) { return lru_place(block); });
+  }
+  free_block_queue_.prepend_n(to_front_);
+  free_block_queue_.append_n(to_back_);
+}
+
+// Moves blocks from to_back_ to to_front_. A template, so that a pool without a policy pays one
+// branch a call for the choice.
+template <class Place>
+void BlockPool::choose_places(Place place) {
   std::size_t num_to_back = 0;
   for (const BlockId id : to_back_) {
-    if (place_of(at(id)) == FreePlace::kFront) {
+    if (place(at(id)) == FreePlace::kFront) {
       to_front_.push_back(id);
     } else {
       to_back_[num_to_back++] = id;
     }
   }
-  free_block_queue_.prepend_n(to_front_);
-  free_block_queue_.append_n(std::span(to_back_).first(num_to_back));
+  to_back_.resize(num_to_back);
 }
 
 void BlockPool::cache_full_blocks(std::span<const BlockHash> block_hashes,

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sized
 from typing import TYPE_CHECKING, cast
 
-import numpy as np
 import torch
 
 from paged_kv import ops
@@ -15,6 +14,7 @@ from paged_kv._core import BlockTable as HostBlockTable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    import numpy as np
     import numpy.typing as npt
     from torch import Tensor
 

@@ -260,6 +260,26 @@ def test_all_changes_since_the_last_reading_are_read():
     assert table.dirty(3) == (2, 5)
 
 
+def test_a_copy_on_the_host_follows_in_one_call():
+    table = make_table()
+    table.append_row([3, 7], 1)
+    copy = np.zeros((3, 4), dtype=np.int32)
+    assert not table.commit_dirty(1, copy)
+    assert table.commit_dirty(3, copy)
+    assert copy.tolist() == rows(table)
+    assert not table.commit_dirty(3, copy)
+    table.append_row([9], 1)
+    frozen = copy.copy()
+    frozen.flags.writeable = False
+    for bad in (np.zeros((2, 4), dtype=np.int32), frozen):
+        with pytest.raises(ValueError, match=r"out: expected 3 rows|not writeable"):
+            table.commit_dirty(3, bad)
+    for bad in (np.zeros((3, 4)), np.zeros((3, 8), dtype=np.int32)[:, ::2]):
+        with pytest.raises(TypeError):
+            table.commit_dirty(3, bad)
+    assert table.dirty(3) == (1, 1)
+
+
 def test_checks_raise_what_the_writes_would():
     table = make_table()
     table.append_row([1, 2, 3], 0)

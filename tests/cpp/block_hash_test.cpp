@@ -42,6 +42,21 @@ TEST(Cbor, IntegersTakeTheShortestForm) {
   EXPECT_EQ(cbor_of(INT64_MIN), (Bytes{0x3b, 127, 255, 255, 255, 255, 255, 255, 255}));
 }
 
+TEST(Cbor, ManyIntegersAreWrittenAsEachOfThem) {
+  std::vector<std::int64_t> values;  // more than fit in the writer's buffer at a time
+  for (int shift = 0; shift < 63; ++shift) {
+    values.push_back(std::int64_t{1} << shift);
+    values.push_back(-values.back());
+  }
+  std::vector<std::uint8_t> expected;
+  for (const std::int64_t value : values) CborWriter(expected).write_int(value);
+  std::vector<std::uint8_t> written;
+  CborWriter(written).write_ints(std::span<const std::int64_t>(values));
+  EXPECT_EQ(written, expected);
+  CborWriter(written).write_ints(std::span<const std::int64_t>());
+  EXPECT_EQ(written, expected);
+}
+
 TEST(BlockHash, Int32AndInt64TokensGiveOneHash) {
   const std::vector<std::int32_t> narrow{1, 2, 300, 70000};
   EXPECT_EQ(BlockHasher().hash(make_none_hash(), narrow, std::nullopt),

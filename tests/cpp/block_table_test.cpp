@@ -178,6 +178,30 @@ TEST(BlockTable, ReplacesBlocksThatARowHas) {
   EXPECT_EQ(read_dirty(table, 3), Row{});
 }
 
+TEST(BlockTable, CommitDirtyWritesWhatHasChangedAndNothingElse) {
+  BlockTable table(options());
+  table.add_row(kBlocks, 0);
+  table.add_row(kBlocks, 2);
+  Row copy(12, -1);
+  EXPECT_TRUE(table.commit_dirty(2, copy));
+  EXPECT_EQ(copy, (Row{3, 7, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1}));
+  EXPECT_FALSE(table.commit_dirty(2, copy));
+  table.replace_blocks(std::vector{BlockId(5)}, 2, 1);
+  EXPECT_TRUE(table.commit_dirty(3, copy));
+  EXPECT_EQ(copy, (Row{3, 7, -1, -1, -1, -1, -1, -1, 3, 5, -1, -1}));
+  EXPECT_EQ(read_dirty(table, 3), Row{});
+}
+
+TEST(BlockTable, ARefusedCommitLeavesTheChangesToTheNext) {
+  BlockTable table(options());
+  table.add_row(kBlocks, 1);
+  Row too_small(8), copy(12);
+  EXPECT_THROW(table.commit_dirty(3, too_small), std::invalid_argument);
+  EXPECT_THROW(table.commit_dirty(4, copy), std::invalid_argument);
+  EXPECT_EQ(copy, Row(12));
+  EXPECT_TRUE(table.commit_dirty(3, copy));
+}
+
 TEST(BlockTable, CheckIntegrityFindsStaleEntries) {
   BlockTable table(options());
   EXPECT_NO_THROW(table.check_integrity());

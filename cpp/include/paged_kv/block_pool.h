@@ -171,9 +171,8 @@ class BlockPool {
     std::int32_t num_tokens;
   };
 
-  [[nodiscard]] FreePlace place_of(const KVCacheBlock& block) const noexcept {
-    return eviction_policy_ ? eviction_policy_->place(block) : lru_place(block);
-  }
+  template <class Place>
+  void choose_places(Place place);
   void check_can_be_cached(const KVCacheBlock& block, const NewKey& key,
                            std::int64_t block_size) const;
   void insert_key(KVCacheBlock& block, const NewKey& key);

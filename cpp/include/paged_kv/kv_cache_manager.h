@@ -81,7 +81,7 @@ struct ComputedBlocks {
 // the request no longer needs are given back even so.
 //
 // Invariants, checked by check_integrity():
-//   those of the pool (I1 .. I7), of the request table (RT1, RT2) and of the managers (G1, G2);
+//   those of the pool (I1 .. I7), of the request table (RT1, RT2) and of the managers (G1 .. G3);
 //   K1  a block is in no more places of tables than it has holders.
 //
 // Cost: given per method. None depends on the size of the pool or on the tokens a request has.
