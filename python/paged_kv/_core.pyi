@@ -684,6 +684,18 @@ class BlockTable:
             num_reqs: Number of rows.
             out: int32 ``[>= num_reqs, width]``, contiguous; e.g. pinned memory. Mutated.
         """
+    def commit_dirty(self, num_reqs: int, out: numpy.typing.NDArray[numpy.int32]) -> bool:
+        """
+        Bring the first `num_reqs` rows of a copy on the host up to date: `dirty`, `read_dirty`,
+        the writes and `mark_clean` in one call.
+        
+        Args:
+            num_reqs: Rows to look at.
+            out: int32 ``[max_num_reqs, width]``, contiguous. Mutated where rows have changed.
+        
+        Returns:
+            Whether anything had changed.
+        """
     def compute_slot_mapping(self, num_reqs: int, query_start_loc: numpy.typing.NDArray[numpy.int32], positions: numpy.typing.NDArray[numpy.int64]) -> None:
         """
         Write the slots of a batch to `slot_mapping`, and -1 after its last token.
