@@ -35,9 +35,9 @@ class Fault:
 
 POOL = (
     Fault("cached blocks are freed to the front", "src/block_pool.cpp",
-          "place_of(at(id)) == FreePlace::kFront", "place_of(at(id)) == FreePlace::kBack"),
+          "place(at(id)) == FreePlace::kFront", "place(at(id)) == FreePlace::kBack"),
     Fault("a policy's answer is ignored", "src/block_pool.cpp",
-          "place_of(at(id)) == FreePlace::kFront", "lru_place(at(id)) == FreePlace::kFront"),
+          "place(at(id)) == FreePlace::kFront", "lru_place(at(id)) == FreePlace::kFront"),
     Fault("a reused block keeps its number of hits", "src/block_pool.cpp",
           "    block.num_hits = 0;", ""),
     Fault("freed blocks are prepended in reverse", "src/free_queue.cpp",
@@ -94,7 +94,7 @@ HASHES = (
 
 GROUPS = (
     Fault("a request's blocks are freed first block first", "src/managers/single_type.cpp",
-          "std::ranges::reverse(freed_blocks_);", ""),
+          "std::ranges::reverse(request.blocks);", ""),
     Fault("blocks that left a window are freed in order", "src/managers/single_type.cpp",
           "if (!freed_blocks_.empty()) block_pool_",
           "std::ranges::reverse(freed_blocks_); if (!freed_blocks_.empty()) block_pool_"),
@@ -207,7 +207,7 @@ ROWS = (
     Fault("a row remembers the request before", "src/request_batch.cpp",
           "written(row_idx, group) = {};", ""),
     Fault("null blocks are written at the row's start", "src/request_batch.cpp",
-          "replace_blocks(left, row_idx, row.num_null_blocks)",
+          "replace_blocks(left, row_idx, row.num_skipped_blocks)",
           "replace_blocks(left, row_idx, 0)"),
     Fault("each row of a batch gets the first tokens", "src/request_batch.cpp",
           "token_ids = token_ids.subspan(n);", ""),
