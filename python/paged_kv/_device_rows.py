@@ -117,12 +117,13 @@ def commit(groups: Sequence[DeviceRows], num_reqs: int, num_blocks: Tensor | Non
     Notes:
         Cost: O(rows and entries changed); nothing at all if nothing has changed.
     """
-    if any(group.table_on_host is None for group in groups):
+    tables = [group.table_on_host for group in groups if group.table_on_host is not None]
+    if len(tables) < len(groups):
         _send(groups, num_reqs, num_blocks)
         return
     has_changed = False
-    for group in groups:
-        has_changed |= group.host.commit_dirty(num_reqs, group.table_on_host)
+    for group, table in zip(groups, tables, strict=True):
+        has_changed |= group.host.commit_dirty(num_reqs, table)
     if has_changed and num_blocks is not None:
         for group, counts in zip(groups, num_blocks, strict=True):
             counts.numpy()[:] = group.host.num_blocks_per_row
