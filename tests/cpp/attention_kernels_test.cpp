@@ -3,8 +3,7 @@
 // The inner loops of each instruction set that this machine can run, one by one.
 #include "ops/cpu/isa/attention_kernels.h"
 
-#include "ops/cpu/float16.h"
-#include "ops/cpu/float8.h"
+#include "element_values.h"
 #include "ops/cpu/isa/select.h"
 
 #include <algorithm>
@@ -23,40 +22,12 @@
 namespace paged_kv::cpu {
 namespace {
 
+using testing::element_value;
+using testing::kElementTypes;
+using testing::pack;
+
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr auto kTypes = {ElementType::kFloat,      ElementType::kHalf,       ElementType::kBFloat16,
-                         ElementType::kFloat8E4M3, ElementType::kFloat8E5M2, ElementType::kInt8};
-
 [[nodiscard]] int index(ElementType type) { return static_cast<int>(type); }
-
-// The value of an element by the formats' definitions.
-float plain_value_of(ElementType type, std::uint32_t bits) {
-  switch (type) {
-    case ElementType::kFloat:
-      return std::bit_cast<float>(bits);
-    case ElementType::kHalf:
-      return to_float(Half{static_cast<std::uint16_t>(bits)});
-    case ElementType::kBFloat16:
-      return to_float(BFloat16{static_cast<std::uint16_t>(bits)});
-    case ElementType::kFloat8E4M3:
-      return to_float(Float8E4M3{static_cast<std::uint8_t>(bits)});
-    case ElementType::kFloat8E5M2:
-      return to_float(Float8E5M2{static_cast<std::uint8_t>(bits)});
-    case ElementType::kInt8:
-      return static_cast<float>(static_cast<std::int8_t>(bits));
-  }
-  return 0;
-}
-
-// Elements with the given bits, packed.
-std::vector<std::byte> pack(ElementType type, const std::vector<std::uint32_t>& bits) {
-  const auto size = static_cast<std::size_t>(element_size(type));
-  std::vector<std::byte> result(bits.size() * size);
-  for (std::size_t i = 0; i < bits.size(); ++i) {
-    std::memcpy(result.data() + i * size, &bits[i], size);  // little endian
-  }
-  return result;
-}
 
 void expect_same(float actual, float expected, const std::string& what) {
   if (std::isnan(expected)) {
@@ -69,7 +40,7 @@ void expect_same(float actual, float expected, const std::string& what) {
 class Kernels : public ::testing::TestWithParam<const AttentionKernels*> {
  protected:
   [[nodiscard]] float value_of(ElementType type, std::uint32_t bits) const {
-    return plain_value_of(type, bits) / kernels_.unit[index(type)];
+    return element_value(type, bits) / kernels_.unit[index(type)];
   }
 
   const AttentionKernels& kernels_ = *GetParam();
@@ -81,7 +52,7 @@ INSTANTIATE_TEST_SUITE_P(InstructionSets, Kernels,
 
 // Every bit pattern of the 8-bit and 16-bit types.
 TEST_P(Kernels, ConvertEachElementToItsValue) {
-  for (const ElementType type : kTypes) {
+  for (const ElementType type : kElementTypes) {
     const std::uint32_t num_patterns = element_size(type) == 1 ? 256 : 65536;
     std::vector<std::uint32_t> bits(num_patterns);
     std::iota(bits.begin(), bits.end(), type == ElementType::kFloat ? 0x3f800000U : 0U);
@@ -97,14 +68,14 @@ TEST_P(Kernels, ConvertEachElementToItsValue) {
 // Where the products take NaN for a number, has_nan() finds each one.
 TEST_P(Kernels, FindEachNanThatTheProductsHide) {
   constexpr std::int64_t kSize = 48;
-  for (const ElementType type : kTypes) {
+  for (const ElementType type : kElementTypes) {
     if (kernels_.has_nan[index(type)] == nullptr) continue;
     for (std::uint32_t bits = 0; bits < 256; ++bits) {
       std::vector<std::uint32_t> elements(3 * kSize, 1U);
       elements[kSize + bits % kSize] = bits;
       const auto packed = pack(type, elements);
       const void* rows[3] = {packed.data(), packed.data() + kSize, packed.data() + 2 * kSize};
-      const bool is_nan = std::isnan(plain_value_of(type, bits));
+      const bool is_nan = std::isnan(element_value(type, bits));
       EXPECT_EQ(kernels_.has_nan[index(type)]({rows, 0, 3, kSize, nullptr, 0}), is_nan) << bits;
       EXPECT_FALSE(kernels_.has_nan[index(type)]({rows, 2, 3, kSize, nullptr, 0}));
     }
@@ -112,7 +83,7 @@ TEST_P(Kernels, FindEachNanThatTheProductsHide) {
 }
 
 TEST_P(Kernels, ConvertedRowsEndWithZeros) {
-  for (const ElementType type : kTypes) {
+  for (const ElementType type : kElementTypes) {
     for (std::int64_t size = 1; size <= 40; ++size) {
       std::vector<std::uint32_t> bits(static_cast<std::size_t>(size), 0x31U);
       const auto packed = pack(type, bits);  // a read past its end is an error under ASan
@@ -128,7 +99,7 @@ TEST_P(Kernels, ConvertedRowsEndWithZeros) {
 }
 
 TEST_P(Kernels, ConvertChunkedRows) {
-  for (const ElementType type : kTypes) {
+  for (const ElementType type : kElementTypes) {
     const std::int64_t chunk = 16 / element_size(type);
     const std::int64_t size = 3 * chunk;
     constexpr std::int64_t kStrideChunks = 4;
@@ -149,7 +120,7 @@ TEST_P(Kernels, ConvertChunkedRows) {
 }
 
 TEST_P(Kernels, TransposeRows) {
-  for (const ElementType type : kTypes) {
+  for (const ElementType type : kElementTypes) {
     constexpr std::int64_t kSize = 19, kTokens = 8, kDimStride = 24, kTargetStride = 32;
     std::vector<std::uint32_t> bits(kSize * kDimStride);
     for (std::size_t i = 0; i < bits.size(); ++i) bits[i] = static_cast<std::uint32_t>(i % 120);
@@ -199,7 +170,7 @@ TEST_P(Kernels, BothProductsMatchTheDefinition) {
   std::normal_distribution<float> normal;
   std::vector<float> queries(kRows * kSize);
   for (float& x : queries) x = normal(random);
-  for (const ElementType type : kTypes) {
+  for (const ElementType type : kElementTypes) {
     if (kernels_.multiply_keys[index(type)] == nullptr) continue;
     std::vector<std::uint32_t> bits(kTileKeys * kSize);
     for (auto& b : bits) {

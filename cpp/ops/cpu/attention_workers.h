@@ -12,16 +12,15 @@
 
 namespace paged_kv::cpu {
 
-// How many threads the batch is worth. Waking a thread takes some microseconds, in which one alone
-// does a short decode step.
+// How many threads the batch is worth.
 [[nodiscard]] inline std::int64_t max_useful_threads(const PagedAttentionParams& params) {
-  constexpr double kMinProductsPerThread = 1 << 18;
   double num_logits = 0;  // of one head, masked ones included; a double cannot overflow
   for (std::int64_t seq = 0; seq < params.batch.num_seqs(); ++seq) {
     num_logits += static_cast<double>(params.batch.query_len(seq)) * params.batch.seq_lens[seq];
   }
   const double products = num_logits * static_cast<double>(params.num_heads * params.head_size);
-  return 1 + static_cast<std::int64_t>(std::min(products / kMinProductsPerThread, 1e6));
+  const auto per_thread = static_cast<double>(params.min_products_per_thread);
+  return 1 + static_cast<std::int64_t>(std::min(products / per_thread, 1e6));
 }
 
 [[nodiscard]] inline std::int64_t num_workers(const PagedAttentionParams& params,

@@ -69,6 +69,10 @@ struct PagedAttentionParams {
   std::int64_t sinks_stride;
   BlockSparsity sparsity;
 
+  // A thread is used if the batch has so many products of query and key elements for it: waking it
+  // takes some microseconds, in which one alone does a short decode step.
+  std::int64_t min_products_per_thread = 1 << 18;
+
   [[nodiscard]] std::int64_t group_size() const noexcept { return num_heads / num_kv_heads; }
   // head_size in whole vectors of the instruction set.
   [[nodiscard]] std::int64_t padded_head_size() const noexcept {
