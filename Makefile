@@ -22,7 +22,7 @@ DONE := $(VENV)/done
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 CMAKE := $(BIN)/cmake
 NATIVE_SOURCES := $(shell find CMakeLists.txt cmake cpp cuda build_backend.py pyproject.toml -type f)
-CPP_TEST_SOURCES := $(NATIVE_SOURCES) $(shell find tests/cpp tests/cuda -type f)
+CPP_TEST_SOURCES := $(NATIVE_SOURCES) $(shell find tests/cpp tests/cpu tests/cuda -type f)
 # Empty without a CUDA compiler; the tests that need one are skipped then.
 NVCC := $(firstword $(shell command -v $(or $(CUDACXX),nvcc) || command -v /usr/local/cuda/bin/nvcc))
 CPP_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cuh' '*.cu')
@@ -137,10 +137,10 @@ $(DONE)/cpp-asan: $(DONE)/googletest $(CPP_TEST_SOURCES)
 
 # Only the kernels: the host core has one thread.
 $(DONE)/cpp-tsan: $(DONE)/googletest $(CPP_TEST_SOURCES)
-	$(call say,Emulated CUDA kernels with ThreadSanitizer)
+	$(call say,CPU kernels and emulated CUDA kernels with ThreadSanitizer)
 	$(CONFIGURE_CPP_TESTS) -B build/cpp-tsan -DCMAKE_BUILD_TYPE=RelWithDebInfo \
 	  -DPAGED_KV_SANITIZE=thread > /dev/null
-	$(CMAKE) --build build/cpp-tsan --parallel $(JOBS) --target paged_kv_cuda_test
+	$(CMAKE) --build build/cpp-tsan --parallel $(JOBS) --target paged_kv_cuda_test paged_kv_cpu_test
 	touch $@
 
 # _ops with its CUDA kernels, in one build for both architectures that the static gates look at.

@@ -19,6 +19,7 @@ BUILD_DIRS = {"release": "build/cpp-release", "asan": "build/cpp-asan", "tsan": 
 # Folder of the tests: name of its binary, and the build types that it is run in.
 BINARIES = {
     "tests/cpp": ("paged_kv_test", ["release", "asan"]),
+    "tests/cpu": ("paged_kv_cpu_test", ["release", "asan", "tsan"]),
     "tests/cuda": ("paged_kv_cuda_test", ["release", "asan", "tsan"]),
 }
 TIMEOUT_S = 300
