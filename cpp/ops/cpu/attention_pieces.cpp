@@ -40,7 +40,7 @@ void AttentionPieces::plan(const AttentionBatch& batch, const AttentionMask& mas
   constexpr std::int64_t kPiecesPerThread = 4;
   pieces.clear();
   cut_tiles.clear();
-  num_partials = 0;
+  num_partials = max_cut_queries = 0;
 
   std::int64_t total_cost = 0;
   const std::int64_t max_queries = queries_per_tile(group_size);
@@ -67,6 +67,7 @@ void AttentionPieces::plan(const AttentionBatch& batch, const AttentionMask& mas
     const std::int64_t first_split = tile.keys.begin / kSplitKeys;
     const std::int64_t num_splits = ceil_div(tile.keys.end, kSplitKeys) - first_split;
     if (num_splits <= 1 || cost_of(tile) <= fair_cost) continue;
+    max_cut_queries = std::max(max_cut_queries, tile.num_queries);
     cut_tiles.push_back({tile.seq, tile.query_begin, tile.num_queries, num_partials, num_splits});
     for (std::int64_t split = 0; split < num_splits; ++split) {
       AttentionPiece piece = tile;

@@ -39,6 +39,7 @@ struct AttentionPieces {
   std::vector<AttentionPiece> pieces;
   std::vector<CutTile> cut_tiles;
   std::int64_t num_partials = 0;
+  std::int64_t max_cut_queries = 0;  // of a cut tile
 
   // Replaces what was there. A tile is cut if it is more than a fair part of the work of
   // `num_threads` threads, where each piece is done for `num_head_blocks`. Within a sequence the

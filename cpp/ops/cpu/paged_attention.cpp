@@ -21,12 +21,12 @@ struct CallMemory {
 // Rows of the pieces of cut tiles: [num_partials, num_head_blocks, rows of a tile].
 class PartialRows {
  public:
-  PartialRows(const PagedAttentionParams& params, std::int64_t num_partials,
-              std::int64_t num_head_blocks, Scratch& scratch)
+  PartialRows(const AttentionPieces& work, std::int64_t query_heads_per_tile,
+              std::int64_t num_head_blocks, std::int64_t padded_size, Scratch& scratch)
       : num_head_blocks_(num_head_blocks),
-        rows_per_tile_(max_tile_rows(params.group_size())),
-        padded_size_(params.padded_head_size()) {
-    const std::int64_t num_rows = num_partials * num_head_blocks_ * rows_per_tile_;
+        rows_per_tile_(work.max_cut_queries * query_heads_per_tile),
+        padded_size_(padded_size) {
+    const std::int64_t num_rows = work.num_partials * num_head_blocks_ * rows_per_tile_;
     ScratchCutter sizes(nullptr);
     take_from(sizes, num_rows);
     ScratchCutter cutter(scratch.reserve(sizes.num_bytes()));
@@ -72,7 +72,8 @@ class Call {
         num_head_blocks_(ceil_div(params.num_kv_heads, heads_per_tile_)),
         num_workers_(num_workers(params, runner)),
         work_(planned(params, memory)),
-        partials_(params, work_.num_partials, num_head_blocks_, memory.partials) {}
+        partials_(work_, heads_per_tile_ * group_size_, num_head_blocks_, params.padded_head_size(),
+                  memory.partials) {}
 
   void run(const ThreadRunner& runner, Scratch& scratch) {
     for_each_item(params_, std::ssize(work_.pieces) * num_head_blocks_, num_workers_, runner,
