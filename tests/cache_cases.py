@@ -19,8 +19,11 @@ FLOAT8_FORMATS = {
     "fp8_e4m3": torch.float8_e4m3fn,
     "fp8_e5m2": torch.float8_e5m2,
 }
+# kv_cache_dtype: dtype of the cache.
+QUANTISED_FORMATS = {**dict.fromkeys(FLOAT8_FORMATS, torch.uint8), "int8": torch.int8}
 _BITS = {
     torch.uint8: torch.uint8,
+    torch.int8: torch.int8,
     torch.float8_e4m3fn: torch.uint8,
     torch.float8_e5m2: torch.uint8,
     torch.float64: torch.int64,

@@ -14,10 +14,10 @@ namespace {
 void gather_cache(const Tensor& cache, const Tensor& out, const Tensor& block_tables,
                   const Tensor& cu_seq_lens, const std::optional<Tensor>& seq_starts,
                   const std::string& kv_cache_dtype, const std::optional<Tensor>& scale) {
-  check_kv_cache_dtype_is_auto(kv_cache_dtype);
-  cpu::gather_cache(checked_gather_cache(OpDevice::kCpu, KvCacheDtype::kAuto, cache, out,
-                                         block_tables, cu_seq_lens, seq_starts, scale),
-                    kTorchRunner);
+  cpu::gather_cache(
+      checked_gather_cache(OpDevice::kCpu, parse_kv_cache_dtype(kv_cache_dtype, OpDevice::kCpu),
+                           cache, out, block_tables, cu_seq_lens, seq_starts, scale),
+      kTorchRunner);
 }
 
 }  // namespace

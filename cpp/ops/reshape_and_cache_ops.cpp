@@ -14,9 +14,8 @@ void reshape_and_cache(const Tensor& key, const Tensor& value, const Tensor& key
                        const Tensor& value_cache, const Tensor& slot_mapping,
                        const std::string& kv_cache_dtype, const Tensor& k_scale,
                        const Tensor& v_scale) {
-  check_kv_cache_dtype_is_auto(kv_cache_dtype);
   cpu::reshape_and_cache(checked_reshape_and_cache(
-                             OpDevice::kCpu, KvCacheDtype::kAuto,
+                             OpDevice::kCpu, parse_kv_cache_dtype(kv_cache_dtype, OpDevice::kCpu),
                              {key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale}),
                          kTorchRunner);
 }
@@ -25,11 +24,11 @@ void reshape_and_cache_flash(const Tensor& key, const Tensor& value, const Tenso
                              const Tensor& value_cache, const Tensor& slot_mapping,
                              const std::string& kv_cache_dtype, const Tensor& k_scale,
                              const Tensor& v_scale) {
-  check_kv_cache_dtype_is_auto(kv_cache_dtype);
-  cpu::reshape_and_cache_flash(checked_reshape_and_cache_flash(OpDevice::kCpu, KvCacheDtype::kAuto,
-                                                               {key, value, key_cache, value_cache,
-                                                                slot_mapping, k_scale, v_scale}),
-                               kTorchRunner);
+  cpu::reshape_and_cache_flash(
+      checked_reshape_and_cache_flash(
+          OpDevice::kCpu, parse_kv_cache_dtype(kv_cache_dtype, OpDevice::kCpu),
+          {key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale}),
+      kTorchRunner);
 }
 
 }  // namespace

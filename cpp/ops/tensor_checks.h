@@ -187,12 +187,6 @@ class TensorCheck {
   return {tensor, name, sizes};
 }
 
-// For ops whose caches hold elements of the query's or key's own dtype only.
-inline void check_kv_cache_dtype_is_auto(std::string_view kv_cache_dtype) {
-  PAGED_KV_CHECK(kv_cache_dtype == "auto", "kv_cache_dtype: expected one of: auto; got '",
-                 kv_cache_dtype, "'");
-}
-
 // int8 caches are for the CPU.
 [[nodiscard]] inline KvCacheDtype parse_kv_cache_dtype(std::string_view kv_cache_dtype,
                                                        OpDevice device) {

@@ -69,8 +69,10 @@ def paged_attention_varlen(
         alibi_slopes: ``[num_heads]`` float32; adds ``slope * (key_pos - query_pos)``.
         sinks: ``[num_heads]`` float32 logits.
         lse: ``[num_heads, num_tokens]`` float32: log of the sum of exp(logit), the sink included.
-        kv_cache_dtype: ``auto``: the cache has the dtype of ``query``.
-        k_scale: Not used with ``auto``; float32, one element or ``[num_kv_heads]``.
+        kv_cache_dtype: ``auto``: the caches have the dtype of ``query``. ``fp8`` (=
+            ``fp8_e4m3``), ``fp8_e4m3``, ``fp8_e5m2``: uint8 or torch's float8 dtype. ``int8``.
+        k_scale: Not used with ``auto``; float32, one element or ``[num_kv_heads]``. A key is
+            ``element * scale``.
         v_scale: As ``k_scale``.
         max_query_len: Upper bound of the queries of a sequence; -1: from the shapes.
         max_seq_len: Upper bound of ``seq_lens``; -1: from the shapes.

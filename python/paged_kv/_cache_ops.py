@@ -46,9 +46,10 @@ def reshape_and_cache(
         slot_mapping: ``[num_tokens]`` int64; slot = block_id * block_size + offset. A negative
             slot is skipped. Slots should be distinct; of equal ones, either token wins, on CUDA
             piece by piece.
-        kv_cache_dtype: ``"auto"``: the cache holds elements as they are. On CUDA also ``"fp8"`` (=
-            ``"fp8_e4m3"``), ``"fp8_e4m3"`` and ``"fp8_e5m2"``: the cache is uint8 or torch's
-            float8 and holds ``reference.quantize_kv(key, kv_cache_dtype, k_scale)``.
+        kv_cache_dtype: ``"auto"``: the cache holds elements as they are. ``"fp8"`` (=
+            ``"fp8_e4m3"``), ``"fp8_e4m3"``, ``"fp8_e5m2"``: the cache is uint8 or torch's float8
+            and holds ``reference.quantize_kv(key, kv_cache_dtype, k_scale)``. ``"int8"``, on the
+            CPU only: likewise, and the cache is int8.
         k_scale: float32, one element or ``[num_kv_heads]``. Not used for ``"auto"``.
         v_scale: As ``k_scale``.
 
@@ -110,9 +111,10 @@ def reshape_and_cache_flash(
         slot_mapping: ``[num_tokens]`` int64; slot = block_id * block_size + offset. A negative
             slot is skipped. Slots should be distinct; of equal ones, either token wins, on CUDA
             piece by piece.
-        kv_cache_dtype: ``"auto"``: the cache holds elements as they are. On CUDA also ``"fp8"`` (=
-            ``"fp8_e4m3"``), ``"fp8_e4m3"`` and ``"fp8_e5m2"``: the cache is uint8 or torch's
-            float8 and holds ``reference.quantize_kv(key, kv_cache_dtype, k_scale)``.
+        kv_cache_dtype: ``"auto"``: the cache holds elements as they are. ``"fp8"`` (=
+            ``"fp8_e4m3"``), ``"fp8_e4m3"``, ``"fp8_e5m2"``: the cache is uint8 or torch's float8
+            and holds ``reference.quantize_kv(key, kv_cache_dtype, k_scale)``. ``"int8"``, on the
+            CPU only: likewise, and the cache is int8.
         k_scale: float32, one element or ``[num_kv_heads]``. Not used for ``"auto"``.
         v_scale: As ``k_scale``.
 
@@ -250,9 +252,10 @@ def gather_cache(
             ``cu_seq_lens[s]`` to ``cu_seq_lens[s + 1]``.
         seq_starts: ``[num_seqs]`` int32, the first token that is read of each sequence; need not
             be a multiple of the block size. None: 0.
-        kv_cache_dtype: ``"auto"``: the cache holds elements as they are. On CUDA also ``"fp8"`` (=
-            ``"fp8_e4m3"``), ``"fp8_e4m3"`` and ``"fp8_e5m2"``: the cache is uint8 or torch's
-            float8, and out gets ``reference.dequantize_kv(cache, kv_cache_dtype, scale)``.
+        kv_cache_dtype: ``"auto"``: the cache holds elements as they are. ``"fp8"`` (=
+            ``"fp8_e4m3"``), ``"fp8_e4m3"``, ``"fp8_e5m2"``: the cache is uint8 or torch's float8,
+            and out gets ``reference.dequantize_kv(cache, kv_cache_dtype, scale)``. ``"int8"``, on
+            the CPU only: likewise, and the cache is int8.
         scale: float32, one element or ``[num_kv_heads]``. Not used for ``"auto"``.
 
     Mutates:

@@ -3,7 +3,7 @@
 
 They have the arguments of the ops and change the same tensors, one token or block after the other:
 read them to learn what an op does. They check nothing. A cache of a ``kv_cache_dtype`` other
-than ``auto`` is uint8 or torch's float8.
+than ``auto`` is uint8 or torch's float8, or int8.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def _stored(
     """New tokens and their cache, both in the dtype that is copied."""
     if kv_cache_dtype == "auto" or scale is None:
         return new_tokens, cache
-    return quantize_kv(new_tokens, kv_cache_dtype, scale), cache.view(torch.uint8)
+    stored = quantize_kv(new_tokens, kv_cache_dtype, scale)
+    return stored.view(torch.uint8), cache.view(torch.uint8)
 
 
 def reshape_and_cache(

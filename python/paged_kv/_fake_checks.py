@@ -29,6 +29,7 @@ _CACHE_DTYPES: dict[str, tuple[torch.dtype, ...]] = {
     "fp8": (torch.uint8, torch.float8_e4m3fn),
     "fp8_e4m3": (torch.uint8, torch.float8_e4m3fn),
     "fp8_e5m2": (torch.uint8, torch.float8_e5m2),
+    "int8": (torch.int8,),
 }
 
 _Size = int  # or torch.SymInt, which type checkers see as int
@@ -82,8 +83,8 @@ def check_dtype(tensor: Tensor, name: str, *expected: torch.dtype) -> None:
 
 
 def check_kv_cache_dtype(kv_cache_dtype: str, device: torch.device) -> None:
-    """Checks that an op on ``device`` knows it: on the CPU that is ``auto`` alone."""
-    known = ["auto"] if device.type == "cpu" else list(_CACHE_DTYPES)
+    """Checks that an op on ``device`` knows it; int8 is for the CPU."""
+    known = [name for name in _CACHE_DTYPES if name != "int8" or device.type != "cuda"]
     torch._check(
         kv_cache_dtype in known,
         lambda: f"kv_cache_dtype: expected one of: {', '.join(known)}; got '{kv_cache_dtype}'",

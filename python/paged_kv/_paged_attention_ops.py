@@ -54,8 +54,9 @@ def paged_attention_v1(
         block_size: Tokens a block, as in the caches.
         max_seq_len: Upper bound of ``seq_lens``; -1: from the shapes.
         alibi_slopes: ``[num_heads]`` float32; adds ``slope * (key_pos - query_pos)``. Or None.
-        kv_cache_dtype: ``auto``: the caches have the dtype of ``query``. On CUDA also ``fp8`` (=
-            ``fp8_e4m3``) and ``fp8_e5m2``: uint8 or torch's float8 dtype.
+        kv_cache_dtype: ``auto``: the caches have the dtype of ``query``. ``fp8`` (=
+            ``fp8_e4m3``), ``fp8_e4m3``, ``fp8_e5m2``: uint8 or torch's float8 dtype. ``int8``: the
+            same, on the CPU only.
         k_scale: Not used with ``auto``; float32, one element or ``[num_kv_heads]``. A key is
             ``element * scale``.
         v_scale: As ``k_scale``.

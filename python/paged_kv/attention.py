@@ -183,7 +183,7 @@ class PagedAttention:
             block_tables: ``[num_seqs, max_blocks]`` int32.
             seq_lens: ``[num_seqs]`` int32, the current token included.
             max_seq_len: Largest of ``seq_lens``, or more.
-            kv_cache_dtype: ``"auto"``.
+            kv_cache_dtype: As :func:`paged_kv.ops.paged_attention_v1`.
             num_kv_heads: Heads of the cache.
             scale: Factor of ``q.k``.
             alibi_slopes: ``[num_heads]`` float32, or None.
@@ -260,7 +260,7 @@ class PagedAttention:
             query: ``[num_tokens, num_heads, head_size]``: the tokens of all sequences in a row.
             key: Not read: the cache has the step's keys. Kept for vLLM's argument order.
             value: As ``key``.
-            kv_cache_dtype: ``"auto"``.
+            kv_cache_dtype: As :func:`paged_kv.ops.paged_attention_varlen`.
             key_cache: From :meth:`split_kv_cache`.
             value_cache: As ``key_cache``.
             block_tables: ``[num_seqs, max_blocks]`` int32.

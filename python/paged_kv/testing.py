@@ -28,7 +28,7 @@ __all__ = [
 ABSURD_BLOCK_ID = 2_147_480_000
 """For table entries that must not be used: any cache indexed with it is far out of range."""
 
-_FLOAT8_NAN = 0x7F  # in e4m3 and in e5m2
+_POISON_BYTE = 0x7F  # NaN in e4m3 and in e5m2, the largest value of int8
 
 TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
     # dtype: (largest error / largest value, L2 norm of the error / L2 norm of the result).
@@ -45,9 +45,11 @@ def poison_cache(
 ) -> None:
     """Fills every slot of ``cache`` that is not in ``used_slots`` with NaN.
 
+    int8 has no NaN; its slots get 127, the largest value.
+
     Args:
         cache: Key or value cache of any layout, floating point; or uint8, the bytes of either
-            fp8 format. Mutated.
+            fp8 format; or int8. Mutated.
         used_slots: int64, any shape: ``block_id * block_size + offset`` of the slots to keep.
         block_dim: Dimension of ``cache`` that counts blocks.
         offset_dim: Dimension of ``cache`` that counts the tokens of a block.
@@ -62,7 +64,7 @@ def poison_cache(
     unused = torch.ones(view.shape[:2], dtype=torch.bool)
     unused.view(-1)[used_slots.reshape(-1)] = False
     if view.element_size() == 1:
-        view.view(torch.uint8)[unused.to(cache.device)] = _FLOAT8_NAN
+        view.view(torch.uint8)[unused.to(cache.device)] = _POISON_BYTE
     else:
         view[unused.to(cache.device)] = float("nan")
 
@@ -151,7 +153,7 @@ class AttentionCase:
         softcap: 0 = none.
         alibi: Whether to make slopes.
         sinks: Whether to make sinks.
-        kv_cache_dtype: ``auto`` or an fp8 format: then the caches are uint8.
+        kv_cache_dtype: ``auto``; an fp8 format: then the caches are uint8; or ``int8``.
         head_scales: Whether each kv head of a quantised cache has scales of its own.
     """
 
@@ -199,8 +201,8 @@ class AttentionInputs:
 def make_case(case: AttentionCase, *, seed: int = 0, placement: int = 0) -> AttentionInputs:
     """Makes the tensors of a case, with everything poisoned that must not be read.
 
-    Cache slots that no sequence holds are NaN, table entries past a sequence's blocks are
-    ``ABSURD_BLOCK_ID``, and the query is a slice of a wider tensor, so not contiguous.
+    Cache slots that no sequence holds are NaN (int8: 127), table entries past a sequence's blocks
+    are ``ABSURD_BLOCK_ID``, and the query is a slice of a wider tensor, so not contiguous.
 
     Args:
         case: What to make.
@@ -244,8 +246,8 @@ def make_case(case: AttentionCase, *, seed: int = 0, placement: int = 0) -> Atte
         num_scales = case.num_kv_heads if case.head_scales else 1
         k_scale = 0.02 * torch.arange(1, num_scales + 1).float()
         v_scale = 1.5 * k_scale
-        key_cache = quantize_kv(key_cache, case.kv_cache_dtype, k_scale)
-        value_cache = quantize_kv(value_cache, case.kv_cache_dtype, v_scale)
+        key_cache = _quantize_poisoned(key_cache, case.kv_cache_dtype, k_scale)
+        value_cache = _quantize_poisoned(value_cache, case.kv_cache_dtype, v_scale)
 
     starts = torch.tensor((0, *case.query_lens), dtype=torch.int32).cumsum(0, dtype=torch.int32)
     # 2^-1 .. 2^-8 as in the ALiBi paper, one slope 0 and one negative.
@@ -265,6 +267,13 @@ def make_case(case: AttentionCase, *, seed: int = 0, placement: int = 0) -> Atte
         k_scale=k_scale,
         v_scale=v_scale,
     )
+
+
+def _quantize_poisoned(cache: Tensor, kv_cache_dtype: str, scale: Tensor) -> Tensor:
+    """``quantize_kv`` whose NaN are poison in int8 as well."""
+    quantised = quantize_kv(cache, kv_cache_dtype, scale)
+    quantised.view(torch.uint8).masked_fill_(cache.isnan(), _POISON_BYTE)
+    return quantised
 
 
 def to_layout(cache: Tensor, layout: str, *, is_key: bool) -> Tensor:

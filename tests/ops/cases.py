@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cache_cases import BLOCK_SIZES, DTYPES, HEAD_SIZES
+from cache_cases import BLOCK_SIZES, DTYPES, HEAD_SIZES, QUANTISED_FORMATS
 from ops.backends import BACKENDS
 
 from paged_kv.testing import AttentionCase
@@ -29,6 +29,21 @@ def edge_lengths(block_size: int) -> tuple[int, ...]:
 
 def _name(dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def has_format(backend: str, kv_cache_dtype: str) -> bool:
+    """int8 caches are for the CPU."""
+    return kv_cache_dtype != "int8" or backend == "cpu"
+
+
+def quantised_backends() -> list:
+    """Arguments (backend, kv_cache_dtype): each format in each place that has it."""
+    return [
+        pytest.param(backend, kv_cache_dtype, id=f"{backend}-{kv_cache_dtype}")
+        for backend in BACKENDS
+        for kv_cache_dtype in QUANTISED_FORMATS
+        if has_format(backend, kv_cache_dtype)
+    ]
 
 
 def decode_cases() -> list[AttentionCase]:
@@ -101,42 +116,75 @@ def decode_cases() -> list[AttentionCase]:
 
 
 def _quantised_cases() -> list[AttentionCase]:
-    formats, block_sizes = itertools.cycle(("fp8", "fp8_e5m2")), itertools.cycle(BLOCK_SIZES)
+    formats = itertools.cycle(("fp8", "fp8_e5m2", "int8"))
+    block_sizes, layouts = itertools.cycle(BLOCK_SIZES), itertools.cycle(("vllm", "nhd", "hnd"))
     cases = [
         AttentionCase(
-            f"{kv_cache_dtype}-{_name(dtype)}-head{head_size}",
+            f"{kv_cache_dtype}-{_name(dtype)}-head{head_size}-{layout}",
             query_lens=(1, 1, 1),
             seq_lens=(0, 45, 530),
             head_size=head_size,
             block_size=next(block_sizes),
-            layout="vllm",
+            layout=layout,
             dtype=dtype,
             kv_cache_dtype=kv_cache_dtype,
             head_scales=head_size % 64 == 0,
         )
         for dtype, head_size in itertools.product(DTYPES, HEAD_SIZES)
-        if head_size % 16 == 0  # whole chunks of the x-packed layout
-        for kv_cache_dtype in [next(formats)]
+        for kv_cache_dtype, layout in [(next(formats), next(layouts))]
+        if layout != "vllm" or head_size % 16 == 0  # whole chunks of the x-packed layout
     ]
-    return [
-        *cases,
-        replace(cases[0], name="fp8-alibi", alibi=True, num_heads=6, seq_lens=(7, 8, 9)),
-        replace(cases[1], name="fp8_e5m2-edges", seq_lens=(15, 16, 17)),
+    # The two cycles above meet in step: turn them against each other.
+    cases += [
+        replace(
+            case,
+            name=f"{kv_cache_dtype}-{_name(dtype)}-{layout}",
+            layout=layout,
+            kv_cache_dtype=kv_cache_dtype,
+            dtype=dtype,
+        )
+        for case in cases[1:2]
+        for layout in ("vllm", "nhd", "hnd")
+        for kv_cache_dtype in ("fp8", "fp8_e5m2", "int8")
+        for dtype in DTYPES
     ]
+    by_format = {case.kv_cache_dtype: case for case in cases}
+    for kv_cache_dtype, case in by_format.items():
+        cases += [
+            replace(
+                case,
+                name=f"{kv_cache_dtype}-alibi",
+                alibi=True,
+                num_heads=6,
+                seq_lens=(7, 8, 9),
+                head_scales=True,
+            ),
+            replace(case, name=f"{kv_cache_dtype}-edges", seq_lens=(15, 16, 17)),
+        ]
+    return cases
 
 
 def decode_cases_by_backend() -> list:
-    """Arguments (backend, case). CUDA kernels take the x-packed layout, and fp8 caches."""
+    """Arguments (backend, case). CUDA kernels take the x-packed layout."""
     return [
-        pytest.param(
-            backend,
-            case if backend == "cpu" else replace(case, layout="vllm"),
-            id=f"{backend}-{case}",
-        )
+        pytest.param(backend, case, id=f"{backend}-{case}")
         for backend in BACKENDS
-        for case in decode_cases()
-        if backend != "cpu" or case.kv_cache_dtype == "auto"
+        for case in map(_packed if backend != "cpu" else _as_it_is, decode_cases())
+        if has_format(backend, case.kv_cache_dtype)
+        and (case.layout != "vllm" or case.head_size % (16 // _element_size(case)) == 0)
     ]
+
+
+def _as_it_is(case: AttentionCase) -> AttentionCase:
+    return case
+
+
+def _packed(case: AttentionCase) -> AttentionCase:
+    return replace(case, layout="vllm")
+
+
+def _element_size(case: AttentionCase) -> int:
+    return case.dtype.itemsize if case.kv_cache_dtype == "auto" else 1
 
 
 def varlen_cases() -> list[AttentionCase]:

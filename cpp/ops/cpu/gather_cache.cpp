@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/cpu/gather_cache.h"
 
+#include "ops/cpu/token_move.h"
 #include "paged_kv/check.h"
 #include "paged_kv/math.h"
 
-#include <algorithm>
+#include <cstddef>
 
 namespace paged_kv::cpu {
 namespace {
@@ -46,11 +47,10 @@ void check_blocks(const GatherCacheParams& p, std::int64_t seq) {
   }
 }
 
-template <class T>
-void gather_range(const GatherCacheParams& p, const TokenCopier<T>& copy, std::int64_t begin,
-                  std::int64_t end) {
-  const auto* cache = static_cast<const T*>(p.cache);
-  auto* out = static_cast<T*>(p.out);
+void gather_range(const GatherCacheParams& p, const ElementConversion& conversion,
+                  const TokenMover& move, std::int64_t begin, std::int64_t end) {
+  const auto* cache = static_cast<const std::byte*>(p.cache);
+  auto* out = static_cast<std::byte*>(p.out);
   // The sequence that holds token `begin`: the last one that starts at or before it.
   std::int64_t seq = 0;
   for (std::int64_t high = p.cu_seq_lens.size - 1; high - seq > 1;) {
@@ -63,8 +63,9 @@ void gather_range(const GatherCacheParams& p, const TokenCopier<T>& copy, std::i
     }
     const std::int64_t position = seq_start(p, seq) + token - p.cu_seq_lens[seq];
     const std::int64_t block = p.block_tables(seq, position / p.block_size);
-    copy(cache + block * p.block_stride + position % p.block_size * p.offset_stride,
-         out + token * p.out_token_stride);
+    const std::int64_t element = block * p.block_stride + position % p.block_size * p.offset_stride;
+    move(cache + element * conversion.src_element_size,
+         out + token * p.out_token_stride * conversion.dst_element_size);
   }
 }
 
@@ -77,13 +78,12 @@ void gather_cache(const GatherCacheParams& p, const ThreadRunner& runner) {
   for (std::int64_t seq = 0; seq < num_seqs; ++seq) {
     check_blocks(p, seq);
   }
-  dispatch_element_size(p.element_size, [&]<class T>() {
-    const TokenCopier<T> copy(p.num_kv_heads, p.head_size, p.cache_strides, p.out_strides);
-    const std::int64_t bytes_per_token = p.num_kv_heads * p.head_size * p.element_size;
-    parallel_for(
-        runner, p.cu_seq_lens[num_seqs], copies_per_task(bytes_per_token),
-        [&](std::int64_t begin, std::int64_t end) { gather_range<T>(p, copy, begin, end); });
-  });
+  const ElementConversion conversion =
+      conversion_from_cache(p.kv_cache_dtype, p.scale, p.dtype, p.element_size);
+  const TokenMover move(conversion, p.num_kv_heads, p.head_size, p.cache_strides, p.out_strides);
+  parallel_for(
+      runner, p.cu_seq_lens[num_seqs], copies_per_task(move.bytes_per_token()),
+      [&](std::int64_t begin, std::int64_t end) { gather_range(p, conversion, move, begin, end); });
 }
 
 }  // namespace paged_kv::cpu

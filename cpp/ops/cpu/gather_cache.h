@@ -7,7 +7,6 @@
 #pragma once
 
 #include "ops/cpu/thread_runner.h"
-#include "ops/cpu/token_copy.h"
 #include "ops/params/gather_cache.h"
 
 namespace paged_kv::cpu {

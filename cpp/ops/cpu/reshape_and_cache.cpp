@@ -1,11 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/cpu/reshape_and_cache.h"
 
+#include "ops/cpu/new_token_rows.h"
+#include "ops/cpu/strided_row.h"
+#include "ops/cpu/transpose.h"
+
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 
 namespace paged_kv::cpu {
 namespace {
+
+constexpr std::int64_t kChunkBytes = 16;  // x elements
 
 // Tokens first_token .. first_token + num_tokens - 1 go to block `block`, from `offset` on.
 struct SlotRun {
@@ -15,12 +22,20 @@ struct SlotRun {
   std::int64_t offset;
 };
 
-// The longest run from `token` on whose slots follow each other inside one block. The slot of
-// `token` is not negative.
+// A part of a run's rows of one head, and where it begins in the cache.
+struct Tile {
+  DenseRows rows;
+  std::int64_t num_tokens;
+  std::int64_t num_dims;
+  std::byte* dst;
+};
+
+// The longest run from `token` on, up to a tile, whose slots follow each other inside one block.
+// The slot of `token` is not negative.
 SlotRun find_run(const ReshapeAndCacheParams& p, std::int64_t token, std::int64_t end) {
   const std::int64_t slot = p.slot_mapping[token];
   SlotRun run{token, 1, slot / p.block_size, slot % p.block_size};
-  const std::int64_t limit = std::min(end - token, p.block_size - run.offset);
+  const std::int64_t limit = std::min({end - token, p.block_size - run.offset, kTileTokens});
   while (run.num_tokens < limit &&
          p.slot_mapping[token + run.num_tokens] == slot + run.num_tokens) {
     ++run.num_tokens;
@@ -28,72 +43,116 @@ SlotRun find_run(const ReshapeAndCacheParams& p, std::int64_t token, std::int64_
   return run;
 }
 
-// A token's chunk of x elements is contiguous in the cache, so keys go token by token.
+// Of cache elements with the type T.
 template <class T>
-void write_keys(const ReshapeAndCacheParams& p, const SlotRun& run) {
-  const PackedKeyCache& cache = p.key_cache;
-  const bool contiguous = p.key.strides.dim == 1 && cache.lane_stride == 1;
-  for (std::int64_t head = 0; head < p.num_kv_heads; ++head) {
-    for (std::int64_t i = 0; i < run.num_tokens; ++i) {
-      const T* src = static_cast<const T*>(p.key.data) +
-                     (run.first_token + i) * p.key.token_stride + head * p.key.strides.head;
-      T* dst = static_cast<T*>(cache.data) + run.block * cache.block_stride +
-               head * cache.head_stride + (run.offset + i) * cache.offset_stride;
-      for (std::int64_t dim = 0; dim < p.head_size; dim += p.x, dst += cache.chunk_stride) {
-        if (contiguous) {
-          std::memcpy(dst, src + dim, 16);  // x elements are 16 bytes
-          continue;
+class PackedWriter {
+ public:
+  explicit PackedWriter(const ReshapeAndCacheParams& p)
+      : p_(p),
+        keys_(p.key, conversion_to_cache(p.dtype, p.element_size, p.kv_cache_dtype, p.k_scale)),
+        values_(p.value,
+                conversion_to_cache(p.dtype, p.element_size, p.kv_cache_dtype, p.v_scale)) {}
+
+  void write(std::int64_t begin, std::int64_t end) const noexcept {
+    for (std::int64_t token = begin; token < end;) {
+      if (p_.slot_mapping[token] < 0) {
+        ++token;
+        continue;
+      }
+      const SlotRun run = find_run(p_, token, end);
+      for (std::int64_t head = 0; head < p_.num_kv_heads; ++head) {
+        for (std::int64_t dim = 0; dim < p_.head_size; dim += kTileDims) {
+          write_tiles(run, head, dim);
         }
-        for (std::int64_t lane = 0; lane < p.x; ++lane) {
-          dst[lane * cache.lane_stride] = src[(dim + lane) * p.key.strides.dim];
+      }
+      token += run.num_tokens;
+    }
+  }
+
+ private:
+  void write_tiles(const SlotRun& run, std::int64_t head, std::int64_t dim) const noexcept {
+    const std::int64_t num_dims = std::min(kTileDims, p_.head_size - dim);
+    alignas(kChunkBytes) std::byte memory[kTileTokens * kTileDims * sizeof(float)];
+    const PackedKeyCache& k = p_.key_cache;
+    write_keys({keys_.rows(run.first_token, run.num_tokens, head, dim, num_dims, memory),
+                run.num_tokens, num_dims,
+                at(k.data, run.block * k.block_stride + head * k.head_stride +
+                               dim / p_.x * k.chunk_stride + run.offset * k.offset_stride)});
+    const PackedValueCache& v = p_.value_cache;
+    write_values({values_.rows(run.first_token, run.num_tokens, head, dim, num_dims, memory),
+                  run.num_tokens, num_dims,
+                  at(v.data, run.block * v.block_stride + head * v.head_stride +
+                                 dim * v.dim_stride + run.offset * v.offset_stride)});
+  }
+
+  // A token's chunk is contiguous in the cache, and the same chunk of the next token follows.
+  void write_keys(const Tile& tile) const noexcept {
+    const PackedKeyCache& cache = p_.key_cache;
+    for (std::int64_t dim = 0; dim < tile.num_dims; dim += p_.x) {
+      const std::byte* src = tile.rows.data + dim * kElementSize;
+      std::byte* dst = at(tile.dst, dim / p_.x * cache.chunk_stride);
+      for (std::int64_t i = 0; i < tile.num_tokens; ++i) {
+        if (cache.lane_stride == 1) {
+          std::memcpy(dst, src, kChunkBytes);
+        } else {
+          copy_strided<kElementSize>(src, kElementSize, dst, cache.lane_stride * kElementSize,
+                                     p_.x);
         }
+        src += tile.rows.stride_bytes;
+        dst += cache.offset_stride * kElementSize;
       }
     }
   }
-}
 
-// A dim's row of the block is contiguous over tokens, so a run is transposed: the inner loop walks
-// tokens, which makes one store per cache line out of what would be one per element.
-template <class T>
-void write_values(const ReshapeAndCacheParams& p, const SlotRun& run) {
-  const PackedValueCache& cache = p.value_cache;
-  for (std::int64_t head = 0; head < p.num_kv_heads; ++head) {
-    const T* src = static_cast<const T*>(p.value.data) + run.first_token * p.value.token_stride +
-                   head * p.value.strides.head;
-    T* dst = static_cast<T*>(cache.data) + run.block * cache.block_stride +
-             head * cache.head_stride + run.offset * cache.offset_stride;
-    for (std::int64_t dim = 0; dim < p.head_size; ++dim) {
-      for (std::int64_t i = 0; i < run.num_tokens; ++i) {
-        dst[dim * cache.dim_stride + i * cache.offset_stride] =
-            src[i * p.value.token_stride + dim * p.value.strides.dim];
+  // A dim of all tokens is contiguous in the cache, so whole blocks of the tile are transposed in
+  // registers: one store of 16 bytes for as many elements.
+  void write_values(const Tile& tile) const noexcept {
+    using Block = TransposedBlock<T>;
+    const PackedValueCache& cache = p_.value_cache;
+    const std::int64_t dim_stride = cache.dim_stride * kElementSize;
+    const std::int64_t offset_stride = cache.offset_stride * kElementSize;
+    const std::int64_t in_blocks =
+        cache.offset_stride == 1 ? tile.num_tokens / Block::kSize * Block::kSize : 0;
+    for (std::int64_t dim = 0; dim < tile.num_dims; dim += Block::kSize) {
+      const std::byte* src = tile.rows.data + dim * kElementSize;
+      std::byte* dst = tile.dst + dim * dim_stride;
+      for (std::int64_t i = 0; i < in_blocks; i += Block::kSize) {
+        Block::copy(src + i * tile.rows.stride_bytes, tile.rows.stride_bytes,
+                    dst + i * kElementSize, dim_stride);
       }
     }
+    for (std::int64_t i = in_blocks; i < tile.num_tokens; ++i) {
+      copy_strided<kElementSize>(tile.rows.data + i * tile.rows.stride_bytes, kElementSize,
+                                 tile.dst + i * offset_stride, dim_stride, tile.num_dims);
+    }
   }
-}
+
+  static constexpr std::int64_t kElementSize = sizeof(T);
+
+  [[nodiscard]] static std::byte* at(void* data, std::int64_t element) noexcept {
+    return static_cast<std::byte*>(data) + element * kElementSize;
+  }
+
+  const ReshapeAndCacheParams& p_;
+  NewTokenRows keys_;
+  NewTokenRows values_;
+};
 
 template <class T>
-void write_range(const ReshapeAndCacheParams& p, std::int64_t begin, std::int64_t end) {
-  for (std::int64_t token = begin; token < end;) {
-    if (p.slot_mapping[token] < 0) {
-      ++token;
-      continue;
-    }
-    const SlotRun run = find_run(p, token, end);
-    write_keys<T>(p, run);
-    write_values<T>(p, run);
-    token += run.num_tokens;
-  }
+void write_packed(const ReshapeAndCacheParams& p, const ThreadRunner& runner) {
+  const PackedWriter<T> writer(p);
+  const std::int64_t bytes_per_token = 2 * p.num_kv_heads * p.head_size * p.element_size;
+  parallel_for(runner, p.slot_mapping.size, copies_per_task(bytes_per_token),
+               [&](std::int64_t begin, std::int64_t end) { writer.write(begin, end); });
 }
 
 }  // namespace
 
 void reshape_and_cache(const ReshapeAndCacheParams& p, const ThreadRunner& runner) {
   check_slots(p.slot_mapping, p.num_blocks * p.block_size);
-  dispatch_element_size(p.element_size, [&]<class T>() {
-    const std::int64_t bytes_per_token = 2 * p.num_kv_heads * p.head_size * p.element_size;
-    parallel_for(runner, p.slot_mapping.size, copies_per_task(bytes_per_token),
-                 [&](std::int64_t begin, std::int64_t end) { write_range<T>(p, begin, end); });
-  });
+  if (p.kv_cache_dtype != KvCacheDtype::kAuto) return write_packed<std::uint8_t>(p, runner);
+  if (p.element_size == 2) return write_packed<std::uint16_t>(p, runner);
+  write_packed<std::uint32_t>(p, runner);
 }
 
 }  // namespace paged_kv::cpu

@@ -7,7 +7,6 @@
 #pragma once
 
 #include "ops/cpu/thread_runner.h"
-#include "ops/cpu/token_copy.h"
 #include "ops/params/reshape_and_cache.h"
 #include "paged_kv/strided_view.h"
 

@@ -1,34 +1,47 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/cpu/reshape_and_cache.h"
+#include "ops/cpu/token_move.h"
 #include "paged_kv/check.h"
 
 namespace paged_kv::cpu {
 namespace {
 
-template <class T>
+// Keys, or values.
 class FlashWriter {
  public:
-  FlashWriter(const NewTokens& src, const FlashCache& dst, std::int64_t num_kv_heads,
-              std::int64_t head_size)
-      : src_(static_cast<const T*>(src.data)),
-        dst_(static_cast<T*>(dst.data)),
-        token_stride_(src.token_stride),
-        block_stride_(dst.block_stride),
-        offset_stride_(dst.offset_stride),
-        copy_(num_kv_heads, head_size, src.strides, dst.strides) {}
+  FlashWriter(const ReshapeAndCacheFlashParams& p, const NewTokens& src, const FlashCache& dst,
+              const ElementConversion& conversion)
+      : src_(static_cast<const std::byte*>(src.data)),
+        dst_(static_cast<std::byte*>(dst.data)),
+        token_stride_(src.token_stride * conversion.src_element_size),
+        block_stride_(dst.block_stride * conversion.dst_element_size),
+        offset_stride_(dst.offset_stride * conversion.dst_element_size),
+        move_(conversion, p.num_kv_heads, p.head_size, src.strides, dst.strides) {}
 
   void write(std::int64_t token, std::int64_t block, std::int64_t offset) const noexcept {
-    copy_(src_ + token * token_stride_, dst_ + block * block_stride_ + offset * offset_stride_);
+    move_(src_ + token * token_stride_, dst_ + block * block_stride_ + offset * offset_stride_);
   }
 
+  [[nodiscard]] std::int64_t bytes_per_token() const noexcept { return move_.bytes_per_token(); }
+
  private:
-  const T* src_;
-  T* dst_;
+  const std::byte* src_;
+  std::byte* dst_;
   std::int64_t token_stride_;
   std::int64_t block_stride_;
   std::int64_t offset_stride_;
-  TokenCopier<T> copy_;
+  TokenMover move_;
 };
+
+FlashWriter key_writer(const ReshapeAndCacheFlashParams& p) {
+  return {p, p.key, p.key_cache,
+          conversion_to_cache(p.dtype, p.element_size, p.kv_cache_dtype, p.k_scale)};
+}
+
+FlashWriter value_writer(const ReshapeAndCacheFlashParams& p) {
+  return {p, p.value, p.value_cache,
+          conversion_to_cache(p.dtype, p.element_size, p.kv_cache_dtype, p.v_scale)};
+}
 
 }  // namespace
 
@@ -42,24 +55,18 @@ void check_slots(VectorView<const std::int64_t> slot_mapping, std::int64_t num_s
 
 void reshape_and_cache_flash(const ReshapeAndCacheFlashParams& p, const ThreadRunner& runner) {
   check_slots(p.slot_mapping, p.num_blocks * p.block_size);
-  dispatch_element_size(p.element_size, [&]<class T>() {
-    const FlashWriter<T> key(p.key, p.key_cache, p.num_kv_heads, p.head_size);
-    const FlashWriter<T> value(p.value, p.value_cache, p.num_kv_heads, p.head_size);
-    const std::int64_t bytes_per_token = 2 * p.num_kv_heads * p.head_size * p.element_size;
-    parallel_for(runner, p.slot_mapping.size, copies_per_task(bytes_per_token),
-                 [&](std::int64_t begin, std::int64_t end) {
-                   for (std::int64_t token = begin; token < end; ++token) {
-                     const std::int64_t slot = p.slot_mapping[token];
-                     if (slot < 0) {
-                       continue;
-                     }
-                     const std::int64_t block = slot / p.block_size;
-                     const std::int64_t offset = slot % p.block_size;
-                     key.write(token, block, offset);
-                     value.write(token, block, offset);
-                   }
-                 });
-  });
+  const FlashWriter key = key_writer(p);
+  const FlashWriter value = value_writer(p);
+  const std::int64_t bytes_per_token = key.bytes_per_token() + value.bytes_per_token();
+  parallel_for(runner, p.slot_mapping.size, copies_per_task(bytes_per_token),
+               [&](std::int64_t begin, std::int64_t end) {
+                 for (std::int64_t token = begin; token < end; ++token) {
+                   const std::int64_t slot = p.slot_mapping[token];
+                   if (slot < 0) continue;
+                   key.write(token, slot / p.block_size, slot % p.block_size);
+                   value.write(token, slot / p.block_size, slot % p.block_size);
+                 }
+               });
 }
 
 }  // namespace paged_kv::cpu

@@ -37,7 +37,7 @@ struct GatherCacheParams {
   std::int64_t out_token_stride;
   TokenStrides out_strides;
   std::int64_t element_size;  // bytes of an element of out: 2 or 4
-  // What quantised caches need besides; the CPU kernels have none.
+  // What quantised caches need besides.
   FloatDtype dtype = FloatDtype::kFloat;  // of out
   KvCacheDtype kv_cache_dtype = KvCacheDtype::kAuto;
   KvScale scale = {nullptr, 0};

@@ -9,6 +9,7 @@ namespace paged_kv {
 
 // The op argument kv_cache_dtype: auto, fp8 or fp8_e4m3, fp8_e5m2, int8 (CPU only). Quantised
 // elements are saturate(x / scale), rounded to nearest even once; they are read as element * scale.
+// int8 is -128 to 127, and 0 for NaN.
 enum class KvCacheDtype {
   kAuto,  // the dtype of the query, or of the new keys: no scale
   kFloat8E4M3,

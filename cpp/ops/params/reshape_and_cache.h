@@ -48,7 +48,7 @@ struct ReshapeAndCacheFlashParams {
   std::int64_t num_kv_heads;
   std::int64_t head_size;
   std::int64_t element_size;  // bytes of an element of key and value: 2 or 4
-  // What quantised caches need besides; the CPU kernels have none.
+  // What quantised caches need besides.
   FloatDtype dtype = FloatDtype::kFloat;  // of key and value
   KvCacheDtype kv_cache_dtype = KvCacheDtype::kAuto;
   KvScale k_scale = {nullptr, 0};
