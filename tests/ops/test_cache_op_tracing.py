@@ -21,6 +21,13 @@ def write_arguments(layout, num_tokens=5):
     return key, value, *caches, slots, "auto", ONE, ONE
 
 
+def quantised_write(layout, kv_cache_dtype, dtype):
+    key, value, _, _, slots, *_ = write_arguments(layout)
+    caches = make_caches(layout, block_size=16, num_kv_heads=2, head_size=32, dtype=dtype)
+    scales = torch.tensor([0.5, 2.0]), torch.tensor([0.1])
+    return key, value, *caches, slots, kv_cache_dtype, *scales
+
+
 def table_arguments():
     return torch.arange(12, dtype=torch.int32).view(3, 4), int32(2, -1), int32(1, 2, 3)
 
@@ -29,6 +36,18 @@ CASES = {
     "reshape_and_cache": lambda: write_arguments("vllm"),
     "reshape_and_cache_flash": lambda: write_arguments("nhd"),
     "reshape_and_cache_flash hnd": lambda: write_arguments("hnd"),
+    "reshape_and_cache_flash fp8": lambda: quantised_write("nhd", "fp8", torch.uint8),
+    "reshape_and_cache_flash int8": lambda: quantised_write("hnd", "int8", torch.int8),
+    "reshape_and_cache int8": lambda: quantised_write("vllm", "int8", torch.int8),
+    "gather_cache int8": lambda: (
+        torch.arange(-64, 64).char().repeat(16).view(4, 8, 2, 32),
+        torch.zeros(11, 2, 32),
+        int32(3, 1, 2, 0).view(2, 2),
+        int32(0, 9, 10),
+        None,
+        "int8",
+        torch.tensor([0.5, 2.0]),
+    ),
     "copy_blocks": lambda: (
         [torch.randn(4, 3), torch.randn(4, 2)],
         [torch.randn(4, 3), torch.randn(4, 2)],
@@ -267,5 +286,12 @@ def test_fake_kernels_refuse_what_the_ops_refuse():
             ops.reshape_and_cache_flash(key, value, key_cache, value_cache[..., :16], slots, *rest)
         with pytest.raises(RuntimeError, match="key_cache: expected shape"):
             ops.reshape_and_cache(key, value, key_cache, value_cache, slots, *rest)
-        with pytest.raises(RuntimeError, match="kv_cache_dtype"):
-            ops.reshape_and_cache_flash(key, value, key_cache, value_cache, slots, "fp8", *rest[1:])
+        for kv_cache_dtype, message in (
+            ("fp4", "kv_cache_dtype: expected one of"),
+            ("fp8", "key_cache: expected dtype"),
+            ("int8", "key_cache: expected dtype torch.int8"),
+        ):
+            with pytest.raises(RuntimeError, match=message):
+                ops.reshape_and_cache_flash(
+                    key, value, key_cache, value_cache, slots, kv_cache_dtype, *rest[1:]
+                )

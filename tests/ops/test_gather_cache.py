@@ -136,7 +136,7 @@ def test_no_sequences_and_no_tokens(backend):
         ({"out": torch.zeros(1, 2, 32).expand(12, 2, 32)}, "out: is written"),
         ({"cache": torch.zeros(4, 8, 2, 8, 4)}, "cache: expected shape"),
         ({"cache": torch.zeros(4, 0, 2, 32)}, "expected block_size of at least 1"),
-        ({"kv_cache_dtype": "int8"}, "kv_cache_dtype"),
+        ({"kv_cache_dtype": "fp4"}, "kv_cache_dtype"),
         ({"scale": torch.ones(5)}, "scale: expected one element"),
     ],
 )
