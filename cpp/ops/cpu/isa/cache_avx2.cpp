@@ -64,7 +64,9 @@ template <ElementType kType>
 struct Rows {
   template <ElementType kFrom, ElementType kTo>
   [[gnu::always_inline]] static void convert8(const char* source, __m256 scale, char* target) {
-    const __m256 v = load8_as_float<kFrom>(source);
+    __m256 v = load8_as_float<kFrom>(source);
+    if constexpr (kFrom == ElementType::kFloat8E4M3)
+      v = _mm256_mul_ps(v, _mm256_set1_ps(kE4M3Unit));
     if constexpr (element_size(kTo) == 1) {
       quantize8<kTo>(target, _mm256_div_ps(v, scale));
     } else {
