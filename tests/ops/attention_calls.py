@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -47,8 +48,13 @@ def varlen(case: AttentionCase, inputs: AttentionInputs, **kwargs) -> tuple[Tens
     num_tokens, num_heads, _ = inputs.query.shape
     out = poisoned(*inputs.query.shape, dtype=inputs.query.dtype)
     lse = poisoned(num_heads, num_tokens, dtype=torch.float32)
+    cache_options = {
+        "kv_cache_dtype": case.kv_cache_dtype,
+        "k_scale": inputs.k_scale,
+        "v_scale": inputs.v_scale,
+    }
     ops.paged_attention_varlen(
-        out, *positional(inputs), lse=lse, **{**options_of(case, inputs), **kwargs}
+        out, *positional(inputs), lse=lse, **options_of(case, inputs) | cache_options | kwargs
     )
     return out, lse
 
@@ -106,14 +112,24 @@ def decode(version: str, case: AttentionCase, inputs: AttentionInputs, *args, ba
     return v2(case, inputs, *args, backend=backend)[0]
 
 
+def dequantised(case: AttentionCase, inputs: AttentionInputs) -> AttentionInputs:
+    """The same inputs, their caches as the kernel sees them."""
+    if case.kv_cache_dtype == "auto":
+        return inputs
+    head_dim = 1 if case.layout == "vllm" else -2
+
+    def values(cache: Tensor, scale: Tensor) -> Tensor:
+        return reference.dequantize_kv(cache, case.kv_cache_dtype, scale, head_dim=head_dim)
+
+    return replace(
+        inputs,
+        key_cache=values(inputs.key_cache, inputs.k_scale),
+        value_cache=values(inputs.value_cache, inputs.v_scale),
+    )
+
+
 def reference_arguments(case: AttentionCase, inputs: AttentionInputs) -> tuple:
     """The positional arguments of the references of v1 and v2: caches as the kernel sees them."""
-    caches = (inputs.key_cache, inputs.value_cache)
-    if case.kv_cache_dtype != "auto":
-        scales = (inputs.k_scale, inputs.v_scale)
-        head_dim = 1 if case.layout == "vllm" else -2
-        caches = tuple(
-            reference.dequantize_kv(cache, case.kv_cache_dtype, scale, head_dim=head_dim)
-            for cache, scale in zip(caches, scales, strict=True)
-        )
+    seen = dequantised(case, inputs)
+    caches = (seen.key_cache, seen.value_cache)
     return (inputs.query, *caches, inputs.scale, inputs.block_tables, inputs.seq_lens)

@@ -252,5 +252,20 @@ def varlen_cases() -> list[AttentionCase]:
         )
         for block_size in (1, 5, *BLOCK_SIZES)
     ]
+    cases += [
+        AttentionCase(
+            f"{kv_cache_dtype}-{layout}-{_name(dtype)}",
+            **mixed,
+            **features[feature],
+            num_heads=6,
+            dtype=dtype,
+            layout=layout,
+            kv_cache_dtype=kv_cache_dtype,
+            head_scales=layout != "hnd",
+        )
+        for layout, feature in (("vllm", "causal"), ("nhd", "all"), ("hnd", "window16"))
+        for kv_cache_dtype in ("fp8", "fp8_e5m2", "int8")
+        for dtype in DTYPES
+    ]
     cases.append(AttentionCase("empty", query_lens=(), seq_lens=()))
     return cases

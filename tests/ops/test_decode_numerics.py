@@ -106,8 +106,6 @@ def test_monotonic_logits(backend, version, step):
 
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8"])
 def test_placement_of_blocks_changes_no_bit(backend, kv_cache_dtype):
-    if backend.name == "cpu":
-        kv_cache_dtype = "auto"
     case = AttentionCase(
         "placed", (1, 1), (100, 530), block_size=8, layout="vllm", kv_cache_dtype=kv_cache_dtype
     )

@@ -12,6 +12,7 @@ import torch
 from ops.attention_calls import (
     decode,
     decode_arguments,
+    dequantised,
     options_of,
     partition_buffers,
     poisoned,
@@ -54,7 +55,7 @@ def test_varlen_matches_the_reference(case):
     inputs = make_case(case)
     out, lse = varlen(case, inputs)
     expected_out, expected_lse = reference.paged_attention_varlen(
-        *positional(inputs), **options_of(case, inputs)
+        *positional(dequantised(case, inputs)), **options_of(case, inputs)
     )
     assert_close_report(out, expected_out, name="out")
     assert_close_report(lse, expected_lse, name="lse", l2_error=1e-5)
