@@ -85,21 +85,26 @@ class PackedWriter {
                                  dim * v.dim_stride + run.offset * v.offset_stride)});
   }
 
+  // Rows of the source may lie a multiple of 4 KiB apart, where few of them fit into a first-level
+  // cache at the same time: so each line of 64 bytes is used up before the next one.
+  static constexpr std::int64_t kLineDims = 64 / std::int64_t{sizeof(T)};
+
   // A token's chunk is contiguous in the cache, and the same chunk of the next token follows.
   void write_keys(const Tile& tile) const noexcept {
     const PackedKeyCache& cache = p_.key_cache;
-    for (std::int64_t dim = 0; dim < tile.num_dims; dim += p_.x) {
-      const std::byte* src = tile.rows.data + dim * kElementSize;
-      std::byte* dst = at(tile.dst, dim / p_.x * cache.chunk_stride);
-      for (std::int64_t i = 0; i < tile.num_tokens; ++i) {
+    const std::int64_t chunk_stride = cache.chunk_stride * kElementSize;
+    const std::int64_t lane_stride = cache.lane_stride * kElementSize;
+    for (std::int64_t i = 0; i < tile.num_tokens; ++i) {
+      const std::byte* src = tile.rows.data + i * tile.rows.stride_bytes;
+      std::byte* dst = at(tile.dst, i * cache.offset_stride);
+      for (std::int64_t dim = 0; dim < tile.num_dims; dim += p_.x) {
         if (cache.lane_stride == 1) {
           std::memcpy(dst, src, kChunkBytes);
         } else {
-          copy_strided<kElementSize>(src, kElementSize, dst, cache.lane_stride * kElementSize,
-                                     p_.x);
+          copy_strided<kElementSize>(src, kElementSize, dst, lane_stride, p_.x);
         }
-        src += tile.rows.stride_bytes;
-        dst += cache.offset_stride * kElementSize;
+        src += kChunkBytes;
+        dst += chunk_stride;
       }
     }
   }
@@ -107,23 +112,29 @@ class PackedWriter {
   // A dim of all tokens is contiguous in the cache, so whole blocks of the tile are transposed in
   // registers: one store of 16 bytes for as many elements.
   void write_values(const Tile& tile) const noexcept {
-    using Block = TransposedBlock<T>;
+    constexpr std::int64_t kBlock = TransposedBlock<T>::kSize;
     const PackedValueCache& cache = p_.value_cache;
-    const std::int64_t dim_stride = cache.dim_stride * kElementSize;
-    const std::int64_t offset_stride = cache.offset_stride * kElementSize;
-    const std::int64_t in_blocks =
-        cache.offset_stride == 1 ? tile.num_tokens / Block::kSize * Block::kSize : 0;
-    for (std::int64_t dim = 0; dim < tile.num_dims; dim += Block::kSize) {
-      const std::byte* src = tile.rows.data + dim * kElementSize;
-      std::byte* dst = tile.dst + dim * dim_stride;
-      for (std::int64_t i = 0; i < in_blocks; i += Block::kSize) {
-        Block::copy(src + i * tile.rows.stride_bytes, tile.rows.stride_bytes,
-                    dst + i * kElementSize, dim_stride);
-      }
+    const std::int64_t in_blocks = cache.offset_stride == 1 ? tile.num_tokens / kBlock * kBlock : 0;
+    for (std::int64_t dim = 0; dim < tile.num_dims; dim += kLineDims) {
+      const std::int64_t num_dims = std::min(kLineDims, tile.num_dims - dim);
+      for (std::int64_t i = 0; i < in_blocks; i += kBlock) transpose(tile, i, dim, num_dims);
     }
     for (std::int64_t i = in_blocks; i < tile.num_tokens; ++i) {
       copy_strided<kElementSize>(tile.rows.data + i * tile.rows.stride_bytes, kElementSize,
-                                 tile.dst + i * offset_stride, dim_stride, tile.num_dims);
+                                 at(tile.dst, i * cache.offset_stride),
+                                 cache.dim_stride * kElementSize, tile.num_dims);
+    }
+  }
+
+  // The values of as many tokens from `token` on as a block has.
+  void transpose(const Tile& tile, std::int64_t token, std::int64_t first_dim,
+                 std::int64_t num_dims) const noexcept {
+    using Block = TransposedBlock<T>;
+    const std::int64_t dim_stride = p_.value_cache.dim_stride;
+    const std::byte* rows = tile.rows.data + token * tile.rows.stride_bytes;
+    for (std::int64_t dim = first_dim; dim < first_dim + num_dims; dim += Block::kSize) {
+      Block::copy(rows + dim * kElementSize, tile.rows.stride_bytes,
+                  at(tile.dst, dim * dim_stride + token), dim_stride * kElementSize);
     }
   }
 
