@@ -1,88 +1,172 @@
 # SPDX-License-Identifier: Apache-2.0
-"""paged_attention_varlen against torch's SDPA on the same keys and values, contiguous."""
+"""Attention over a paged cache, against vLLM's, torch's SDPA and what this machine can do.
+
+Each case is timed in one run in turns, on ``torch.get_num_threads()`` threads each:
+
+* ours: `paged_kv.ops.paged_attention_varlen`, with the cache in the layout ``hnd`` (a few rows show
+  ``nhd``, and `paged_attention_v1` on ``vllm``);
+* with ``--peer vllm``, its CPU attention in a second process (`peer_vllm_attention`);
+* SDPA on contiguous keys and values. Of a quantised cache it reads the bf16 numbers;
+* of a quantised cache: ours on a bf16 cache;
+* the bound: the slower of reading the bytes of the very caches and of making the operations
+  (`machine_probe`).
+
+Results are checked against SDPA's before they are timed.
+"""
 
 from __future__ import annotations
 
+import math
+import os
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 
 import paged_kv.ops
-from cases import DECODE, PREFILL, AttentionCase
-from timing import Row, time_interleaved
+from attention_inputs import KV_SCALE, check, make_inputs, make_sdpa, may_stay_cached
+from cases import DECODE, MIXED, PREFILL
+from machine_probe import Bound, fma_sampler, read_sampler
+from peer import Peer
+from timing import Row, call_sampler, take_turns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+    from torch import Tensor
+
+    from attention_inputs import Inputs
+    from cases import AttentionCase
+
+    Attention = tuple[Callable[[], Tensor], tuple[Tensor, Tensor]]  # a call, and its caches
+
+SDPA = "SDPA, contiguous"
+VLLM = "vLLM"
+BF16_CACHE = "ours, bf16 cache"
+MAX_CASE_S = 8.0  # of samples; slow cases get fewer of them
+SETTLE_S = 0.01
+WORKER = Path(__file__).with_name("peer_vllm_attention.py")
 
 
-def rows(num_samples: int) -> Iterator[Row]:
-    """Decode steps, rated in bytes of KV a second; prefill chunks, rated in operations a second."""
-    for case in DECODE:
-        yield _row(case, num_samples, work=case.kv_bytes, unit="GB/s")
-    for case in PREFILL:
-        yield _row(case, num_samples, work=case.flops, unit="GFLOP/s")
+def rows(
+    num_samples: int, peer_python: Path | None = None, only: str | None = None
+) -> Iterator[Row]:
+    """Decode steps are rated in bytes of KV a second, the others in operations a second.
+
+    Args:
+        num_samples: Of each candidate; fewer once a case has taken `MAX_CASE_S`.
+        peer_python: The Python of vLLM's environment; None: no peer.
+        only: Part of the names of the cases to run; None: all.
+    """
+    cases = [case for case in (*DECODE, *PREFILL, *MIXED) if not only or only in str(case)]
+    if peer_python is None:
+        for case in cases:
+            yield _row(case, num_samples, None)
+        return
+    with closing(start_peer(peer_python)) as peer:
+        for case in cases:
+            yield _row(case, num_samples, peer)
 
 
-def _row(case: AttentionCase, num_samples: int, *, work: int, unit: str) -> Row:
-    paged, sdpa = _candidates(case)
-    torch.testing.assert_close(
-        paged(), sdpa(), atol=TOLERANCE[case.dtype], rtol=TOLERANCE[case.dtype]
-    )
-    timings = time_interleaved({"ours": paged, "peer": sdpa}, num_samples)
+def start_peer(python: Path) -> Peer:
+    """A process with vLLM, on as many threads as ours."""
+    return Peer(python, WORKER, {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())})
+
+
+def _row(case: AttentionCase, num_samples: int, peer: Peer | None) -> Row:
+    inputs = make_inputs(case)
+    sdpa = make_sdpa(inputs)
+    expected = sdpa().clone()
+    ours, caches = make_ours(inputs)
+    check(ours(), expected)
+    is_small = may_stay_cached(case)
+    num_threads = torch.get_num_threads()
+    references = {SDPA: call_sampler(sdpa, warm_up=is_small)}
+    if peer and not math.isnan(peer.sample(str(case))):
+        references[VLLM] = partial(peer.sample, str(case))
+    if case.kv_cache_dtype != "auto":
+        bf16_inputs = make_inputs(replace(case, kv_cache_dtype="auto"))
+        references[BF16_CACHE] = call_sampler(make_ours(bf16_inputs)[0], warm_up=is_small)
+    samplers = {
+        "ours": call_sampler(ours, warm_up=is_small),
+        "read": read_sampler(caches, num_threads, warm_up=is_small),
+        "compute": fma_sampler(case.flops, num_threads),
+        **references,
+    }
+    timings = take_turns(samplers, num_samples, max_s=MAX_CASE_S, settle_s=SETTLE_S)
+    is_decode = case.query_len == 1
     return Row(
         case=str(case),
         ours=timings["ours"],
-        peer="torch SDPA on contiguous KV",
-        peer_timing=timings["peer"],
-        rate=work / timings["ours"].median_s / 1e9,
-        rate_unit=unit,
+        references={name: timings[name] for name in references},
+        rate=(case.kv_bytes if is_decode else case.flops) / timings["ours"].median_s / 1e9,
+        rate_unit="GB/s" if is_decode else "GFLOP/s",
+        bound=Bound(timings["read"], timings["compute"]),
     )
 
 
-def _candidates(case: AttentionCase):  # noqa: ANN202  (two functions that return the output)
-    torch.manual_seed(0)
-    blocks_per_seq = case.num_blocks // case.num_seqs
-    cache_shape = (case.num_blocks, case.block_size, case.num_kv_heads, case.head_size)
-    key_cache, value_cache = (torch.randn(cache_shape).to(case.dtype) for _ in range(2))
-    block_tables = torch.randperm(case.num_blocks).view(case.num_seqs, blocks_per_seq).int()
-    num_tokens = case.num_seqs * case.query_len
-    query = torch.randn(num_tokens, case.num_heads, case.head_size).to(case.dtype)
-    query_start_loc = torch.arange(0, num_tokens + 1, case.query_len, dtype=torch.int32)
-    seq_lens = torch.full((case.num_seqs,), case.seq_len, dtype=torch.int32)
-    scale = case.head_size**-0.5
-    out = torch.empty_like(query)
+def make_ours(inputs: Inputs) -> Attention:
+    """Our op over a cache of the case's layout, which is filled here."""
+    return _x_packed(inputs) if inputs.case.layout == "vllm" else _varlen(inputs)
 
-    def paged() -> torch.Tensor:
+
+def _varlen(inputs: Inputs) -> Attention:
+    case = inputs.case
+    shape = (case.num_blocks, case.num_kv_heads, case.block_size, case.head_size)
+    if case.layout == "nhd":
+        shape = (shape[0], shape[2], shape[1], shape[3])
+    caches = tuple(torch.zeros(shape, dtype=case.cache_dtype) for _ in range(2))
+    key_cache, value_cache = (
+        cache if case.layout == "nhd" else cache.transpose(1, 2) for cache in caches
+    )
+    inputs.fill((key_cache.transpose(1, 2), value_cache.transpose(1, 2)))
+    out = torch.empty_like(inputs.query)
+    kv_scale = None if case.kv_cache_dtype == "auto" else _kv_scale(case)
+
+    def call() -> Tensor:
         paged_kv.ops.paged_attention_varlen(
-            out, query, key_cache, value_cache, query_start_loc, seq_lens, block_tables, scale
+            out,
+            inputs.query,
+            key_cache,
+            value_cache,
+            inputs.query_start_loc,
+            inputs.seq_lens,
+            inputs.block_tables,
+            inputs.scale,
+            kv_cache_dtype=case.kv_cache_dtype,
+            k_scale=kv_scale,
+            v_scale=kv_scale,
         )
         return out
 
-    def contiguous(cache: torch.Tensor) -> torch.Tensor:
-        tokens = cache[block_tables.long()].flatten(1, 2)[:, : case.seq_len]
-        return tokens.transpose(1, 2).contiguous()
+    return call, caches
 
-    key, value = contiguous(key_cache), contiguous(value_cache)
-    query_bhqd = query.view(case.num_seqs, case.query_len, case.num_heads, case.head_size)
-    query_bhqd = query_bhqd.transpose(1, 2).contiguous()
-    mask = torch.ones(case.query_len, case.seq_len, dtype=torch.bool)
-    mask = mask.tril(case.seq_len - case.query_len)
-    is_decode = case.query_len == 1
-    is_causal = case.query_len == case.seq_len
 
-    def sdpa() -> torch.Tensor:
-        result = F.scaled_dot_product_attention(
-            query_bhqd,
-            key,
-            value,
-            attn_mask=None if is_decode or is_causal else mask,
-            is_causal=is_causal and not is_decode,
-            scale=scale,
-            enable_gqa=case.num_heads != case.num_kv_heads,
+def _x_packed(inputs: Inputs) -> Attention:
+    case = inputs.case
+    x = 16 // case.cache_dtype.itemsize
+    shape = (case.num_blocks, case.num_kv_heads, case.block_size, case.head_size)
+    key, value = (torch.zeros(shape, dtype=case.cache_dtype) for _ in range(2))
+    inputs.fill((key, value))
+    key_cache = key.unflatten(3, (-1, x)).transpose(2, 3).contiguous()
+    value_cache = value.transpose(2, 3).contiguous()
+    out = torch.empty_like(inputs.query)
+    kv_scale = _kv_scale(case)
+    max_seq_len = int(inputs.seq_lens.max())
+
+    def call() -> Tensor:
+        paged_kv.ops.paged_attention_v1(
+            *(out, inputs.query, key_cache, value_cache, case.num_kv_heads, inputs.scale),
+            *(inputs.block_tables, inputs.seq_lens, case.block_size, max_seq_len, None),
+            *(case.kv_cache_dtype, kv_scale, kv_scale),
         )
-        return result.transpose(1, 2).reshape(query.shape)
+        return out
 
-    return paged, sdpa
+    return call, (key_cache, value_cache)
+
+
+def _kv_scale(case: AttentionCase) -> Tensor:
+    return torch.tensor([KV_SCALE[case.kv_cache_dtype]])

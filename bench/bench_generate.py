@@ -71,8 +71,7 @@ def _row(llm: LLM, peer, num_seqs: int, num_samples: int) -> Row:  # noqa: ANN00
     return Row(
         case=f"{num_seqs} x ({len(prompts[0])} prompt + {NEW_TOKENS} new) tokens",
         ours=timings["ours"],
-        peer="transformers generate()",
-        peer_timing=timings["peer"],
+        references={"transformers generate()": timings["peer"]},
         rate=num_seqs * NEW_TOKENS / timings["ours"].median_s,
         rate_unit="new tok/s",
     )

@@ -13,7 +13,6 @@ vLLM lives in an environment of its own, since it brings its own torch::
 
 from __future__ import annotations
 
-import subprocess
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,7 @@ import torch
 import host_cases
 import paged_kv
 from paged_kv.block_table import BlockTable
+from peer import Peer
 from timing import Row, summary
 
 if TYPE_CHECKING:
@@ -81,28 +81,6 @@ class PagedKV(host_cases.Library):
         return BlockTable(host_cases.BLOCK_SIZE, num_rows, width, num_rows)
 
 
-class Peer:
-    """A process with vLLM that gives samples of its own."""
-
-    def __init__(self, python: Path, worker: Path = WORKER) -> None:
-        self._process = subprocess.Popen(
-            [python, worker], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def close(self) -> None:
-        """Ends the process."""
-        self._process.communicate()
-
-    def sample(self, case: str) -> float:
-        """Seconds of one sample of a case."""
-        print(case, file=self._process.stdin, flush=True)
-        answer = self._process.stdout.readline()
-        if not answer:
-            msg = f"the peer ended with exit status {self._process.wait()}: see its message above"
-            raise RuntimeError(msg)
-        return float(answer)
-
-
 # What a row calls its case, and how much of what its rate counts one sample is.
 SIZE = host_cases.FULL_SIZE
 ROWS = {
@@ -121,7 +99,7 @@ def rows(num_samples: int, peer_python: Path) -> Iterator[Row]:
     """One row a case of `host_cases`."""
     torch.set_num_threads(1)
     library = PagedKV()
-    with closing(Peer(peer_python)) as peer:
+    with closing(Peer(peer_python, WORKER)) as peer:
         for name, (case, amount) in ROWS.items():
             samples = host_cases.start(name, library)
             ours, theirs = [], []
@@ -132,8 +110,7 @@ def rows(num_samples: int, peer_python: Path) -> Iterator[Row]:
             yield Row(
                 case=case,
                 ours=timing,
-                peer="vLLM",
-                peer_timing=summary(theirs),
+                references={"vLLM": summary(theirs)},
                 rate=amount / timing.median_s / 1e6,
                 rate_unit="M/s",
             )

@@ -48,8 +48,7 @@ def _allocate_and_free(num_samples: int) -> Row:
     return Row(
         case=f"allocate and free {BLOCKS_PER_REQUEST} of {NUM_BLOCKS:,} blocks",
         ours=timings["ours"],
-        peer="a deque and a list of counts in Python",
-        peer_timing=timings["peer"],
+        references={"a deque and a list of counts in Python": timings["peer"]},
         rate=BLOCKS_PER_REQUEST / timings["ours"].median_s / 1e6,
         rate_unit="Mblocks/s",
     )
@@ -74,8 +73,7 @@ def _hash_prompt(num_samples: int) -> Row:
     return Row(
         case=f"hash {num_blocks:,} blocks of {BLOCK_SIZE} tokens",
         ours=timings["ours"],
-        peer="hashlib.sha256 over repr() of each block",
-        peer_timing=timings["peer"],
+        references={"hashlib.sha256 over repr() of each block": timings["peer"]},
         rate=num_blocks / timings["ours"].median_s / 1e6,
         rate_unit="Mblocks/s",
     )

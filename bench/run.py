@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs benchmark suites: ``python bench/run.py [--suite NAME ...] [--samples N] [--out FOLDER]``.
 
-The suite ``host`` is measured against vLLM, which has an environment of its own (see
-``bench_host.py``): ``--suite host --peer vllm --peer-python vllm-env/bin/python``.
+vLLM has an environment of its own (see ``peer.py``); ``--peer vllm --peer-python
+vllm-env/bin/python`` adds it to the suite ``attention``, and makes the suite ``host`` possible.
 
-A suite yields rows; a row names its case, our time and what it is compared with in the same run (a
-peer or a measured bound). Results go to ``bench/results/<suite>.json`` with machine and command.
+A suite yields rows; a row names its case, our time and what it is compared with in the same run
+(peers, a measured bound). Results go to ``bench/results/<suite>.json`` with machine and command.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from timing import machine
 if TYPE_CHECKING:
     from timing import Row
 
+ATTENTION = "attention"
 SUITES = {
     "pool": bench_pool.rows,
     "cache": bench_cache.rows,
-    "attention": bench_attention.rows,
+    ATTENTION: bench_attention.rows,
     "generate": bench_generate.rows,
 }
 HOST = "host"  # needs a peer
@@ -44,7 +45,8 @@ def main() -> None:
     parser.add_argument("--suite", action="append", choices=[*SUITES, HOST], help="default: all")
     parser.add_argument("--samples", type=int, default=21, help="per candidate (default: 21)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON files")
-    parser.add_argument("--peer", choices=["vllm"], help="what the suite host is compared with")
+    parser.add_argument("--peer", choices=["vllm"], help="a peer for attention and host")
+    parser.add_argument("--only", help="part of the names of the cases of attention to run")
     parser.add_argument(
         "--peer-python",
         type=Path,
@@ -59,12 +61,17 @@ def main() -> None:
         suites[HOST] = partial(bench_host.rows, peer_python=args.peer_python)
     elif HOST in (args.suite or ()):
         parser.error("--suite host needs --peer vllm")
+    suites[ATTENTION] = partial(
+        bench_attention.rows,
+        peer_python=args.peer_python if args.peer else None,
+        only=args.only,
+    )
     args.out.mkdir(parents=True, exist_ok=True)
     for suite in args.suite or suites:
         print(f"\n{suite}")
         rows = []
         for row in suites[suite](args.samples):
-            print(f"  {row}")
+            print(f"  {row}", flush=True)
             rows.append(row)
         _write(args.out / f"{suite}.json", rows)
 

@@ -12,6 +12,7 @@ import pytest
 
 import bench_host
 import host_cases
+from peer import Peer
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +35,7 @@ def test_every_case_has_a_row():
 def test_the_peer_answers_case_by_case(tmp_path):
     worker = tmp_path / "worker.py"
     worker.write_text("import sys\nfor line in sys.stdin: print(len(line.strip()), flush=True)\n")
-    with closing(bench_host.Peer(sys.executable, worker)) as peer:
+    with closing(Peer(sys.executable, worker)) as peer:
         assert peer.sample("four") == 4.0
         assert peer.sample("free now") == 8.0
 
@@ -43,7 +44,7 @@ def test_a_peer_that_ends_is_an_error(tmp_path):
     worker = tmp_path / "worker.py"
     worker.write_text("raise SystemExit(3)\n")
     with (
-        closing(bench_host.Peer(sys.executable, worker)) as peer,
+        closing(Peer(sys.executable, worker)) as peer,
         pytest.raises(RuntimeError, match="exit status 3"),
     ):
         peer.sample("free")
