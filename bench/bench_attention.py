@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 SDPA = "SDPA, contiguous"
 VLLM = "vLLM"
 BF16_CACHE = "ours, bf16 cache"
-MAX_CASE_S = 8.0  # of samples; slow cases get fewer of them
+MAX_CASE_S = 4.0  # of samples; slow cases get fewer of them
 SETTLE_S = 0.01
 WORKER = Path(__file__).with_name("peer_vllm_attention.py")
 

