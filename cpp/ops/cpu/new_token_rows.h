@@ -14,7 +14,7 @@ namespace paged_kv::cpu {
 
 // What a tile holds at most. Dims are whole 16-byte chunks of every element type.
 inline constexpr std::int64_t kTileTokens = 16;
-inline constexpr std::int64_t kTileDims = 64;
+inline constexpr std::int64_t kTileDims = 128;
 
 // Row i, of token i of a tile, begins at data + i * stride_bytes.
 struct DenseRows {

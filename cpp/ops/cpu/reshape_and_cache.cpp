@@ -60,17 +60,22 @@ class PackedWriter {
         continue;
       }
       const SlotRun run = find_run(p_, token, end);
-      for (std::int64_t head = 0; head < p_.num_kv_heads; ++head) {
-        for (std::int64_t dim = 0; dim < p_.head_size; dim += kTileDims) {
-          write_tiles(run, head, dim);
-        }
-      }
+      // Keys of all heads, then values: fewer places are read at a time.
+      for_each_tile([&](std::int64_t head, std::int64_t dim) { write_keys_of(run, head, dim); });
+      for_each_tile([&](std::int64_t head, std::int64_t dim) { write_values_of(run, head, dim); });
       token += run.num_tokens;
     }
   }
 
  private:
-  void write_tiles(const SlotRun& run, std::int64_t head, std::int64_t dim) const noexcept {
+  template <class F>
+  void for_each_tile(F&& f) const noexcept {
+    for (std::int64_t head = 0; head < p_.num_kv_heads; ++head) {
+      for (std::int64_t dim = 0; dim < p_.head_size; dim += kTileDims) f(head, dim);
+    }
+  }
+
+  void write_keys_of(const SlotRun& run, std::int64_t head, std::int64_t dim) const noexcept {
     const std::int64_t num_dims = std::min(kTileDims, p_.head_size - dim);
     alignas(kChunkBytes) std::byte memory[kTileTokens * kTileDims * sizeof(float)];
     const PackedKeyCache& k = p_.key_cache;
@@ -78,6 +83,11 @@ class PackedWriter {
                 run.num_tokens, num_dims,
                 at(k.data, run.block * k.block_stride + head * k.head_stride +
                                dim / p_.x * k.chunk_stride + run.offset * k.offset_stride)});
+  }
+
+  void write_values_of(const SlotRun& run, std::int64_t head, std::int64_t dim) const noexcept {
+    const std::int64_t num_dims = std::min(kTileDims, p_.head_size - dim);
+    alignas(kChunkBytes) std::byte memory[kTileTokens * kTileDims * sizeof(float)];
     const PackedValueCache& v = p_.value_cache;
     write_values({values_.rows(run.first_token, run.num_tokens, head, dim, num_dims, memory),
                   run.num_tokens, num_dims,

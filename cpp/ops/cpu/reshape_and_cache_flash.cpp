@@ -3,6 +3,8 @@
 #include "ops/cpu/token_move.h"
 #include "paged_kv/check.h"
 
+#include <algorithm>
+
 namespace paged_kv::cpu {
 namespace {
 
@@ -18,8 +20,12 @@ class FlashWriter {
         offset_stride_(dst.offset_stride * conversion.dst_element_size),
         move_(conversion, p.num_kv_heads, p.head_size, src.strides, dst.strides) {}
 
-  void write(std::int64_t token, std::int64_t block, std::int64_t offset) const noexcept {
-    move_(src_ + token * token_stride_, dst_ + block * block_stride_ + offset * offset_stride_);
+  // Tokens from first_token on go to consecutive places of one block.
+  void write(std::int64_t first_token, std::int64_t num_tokens, std::int64_t block,
+             std::int64_t offset) const noexcept {
+    const std::byte* src = src_ + first_token * token_stride_;
+    std::byte* dst = dst_ + block * block_stride_ + offset * offset_stride_;
+    move_.tokens(src, token_stride_, dst, offset_stride_, num_tokens);
   }
 
   [[nodiscard]] std::int64_t bytes_per_token() const noexcept { return move_.bytes_per_token(); }
@@ -32,6 +38,16 @@ class FlashWriter {
   std::int64_t offset_stride_;
   TokenMover move_;
 };
+
+// How many slots from `token` on follow each other inside one block. That of `token` is not
+// negative.
+std::int64_t run_length(const ReshapeAndCacheFlashParams& p, std::int64_t token, std::int64_t end) {
+  const std::int64_t slot = p.slot_mapping[token];
+  const std::int64_t limit = std::min(end - token, p.block_size - slot % p.block_size);
+  std::int64_t length = 1;
+  while (length < limit && p.slot_mapping[token + length] == slot + length) ++length;
+  return length;
+}
 
 FlashWriter key_writer(const ReshapeAndCacheFlashParams& p) {
   return {p, p.key, p.key_cache,
@@ -60,11 +76,16 @@ void reshape_and_cache_flash(const ReshapeAndCacheFlashParams& p, const ThreadRu
   const std::int64_t bytes_per_token = key.bytes_per_token() + value.bytes_per_token();
   parallel_for(runner, p.slot_mapping.size, copies_per_task(bytes_per_token),
                [&](std::int64_t begin, std::int64_t end) {
-                 for (std::int64_t token = begin; token < end; ++token) {
+                 for (std::int64_t token = begin; token < end;) {
                    const std::int64_t slot = p.slot_mapping[token];
-                   if (slot < 0) continue;
-                   key.write(token, slot / p.block_size, slot % p.block_size);
-                   value.write(token, slot / p.block_size, slot % p.block_size);
+                   if (slot < 0) {
+                     ++token;
+                     continue;
+                   }
+                   const std::int64_t length = run_length(p, token, end);
+                   key.write(token, length, slot / p.block_size, slot % p.block_size);
+                   value.write(token, length, slot / p.block_size, slot % p.block_size);
+                   token += length;
                  }
                });
 }

@@ -54,23 +54,38 @@ TokenMover::TokenMover(const ElementConversion& conversion, std::int64_t num_hea
 }
 
 void TokenMover::operator()(const std::byte* src, std::byte* dst) const noexcept {
-  if (head_size_ == 0) return;  // memcpy may not be given the null pointers of an empty tensor
   for (std::int64_t head = 0; head < num_heads_; ++head) {
     move_row(src + head * src_.head, dst + head * dst_.head, head);
   }
 }
 
+void TokenMover::tokens(const std::byte* src, std::int64_t src_stride, std::byte* dst,
+                        std::int64_t dst_stride, std::int64_t num_tokens) const noexcept {
+  const bool one_piece = rows_contiguous_ && num_heads_ == 1 &&
+                         src_stride == head_size_ * conversion_.src_element_size &&
+                         dst_stride == head_size_ * conversion_.dst_element_size;
+  if (one_piece) return move_contiguous(src, dst, 0, num_tokens * head_size_);
+  for (std::int64_t i = 0; i < num_tokens; ++i) {
+    (*this)(src + i * src_stride, dst + i * dst_stride);
+  }
+}
+
+void TokenMover::move_contiguous(const std::byte* src, std::byte* dst, std::int64_t head,
+                                 std::int64_t size) const noexcept {
+  if (size == 0) return;  // memcpy may not be given the null pointers of an empty tensor
+  if (conversion_.convert == nullptr) {
+    std::memcpy(dst, src, static_cast<std::size_t>(size * conversion_.src_element_size));
+  } else {
+    conversion_.convert(src, conversion_.scale[head], size, dst);
+  }
+}
+
 void TokenMover::move_row(const std::byte* src, std::byte* dst, std::int64_t head) const noexcept {
+  if (rows_contiguous_) return move_contiguous(src, dst, head, head_size_);
   const auto [convert, scale, src_size, dst_size] = conversion_;
   if (convert == nullptr) {
-    if (rows_contiguous_) {
-      std::memcpy(dst, src, static_cast<std::size_t>(head_size_ * src_size));
-    } else {
-      copy_strided(src, src_.dim, dst, dst_.dim, head_size_, src_size);
-    }
-    return;
+    return copy_strided(src, src_.dim, dst, dst_.dim, head_size_, src_size);
   }
-  if (rows_contiguous_) return convert(src, scale[head], head_size_, dst);
   constexpr std::int64_t kPiece = 64;
   std::byte from[kPiece * sizeof(float)];
   std::byte to[kPiece * sizeof(float)];

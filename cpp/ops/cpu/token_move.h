@@ -39,11 +39,17 @@ class TokenMover {
 
   void operator()(const std::byte* src, std::byte* dst) const noexcept;
 
+  // Several tokens, so many bytes apart.
+  void tokens(const std::byte* src, std::int64_t src_stride, std::byte* dst,
+              std::int64_t dst_stride, std::int64_t num_tokens) const noexcept;
+
   // The bytes of a token, where they are more.
   [[nodiscard]] std::int64_t bytes_per_token() const noexcept;
 
  private:
   void move_row(const std::byte* src, std::byte* dst, std::int64_t head) const noexcept;
+  void move_contiguous(const std::byte* src, std::byte* dst, std::int64_t head,
+                       std::int64_t size) const noexcept;
 
   ElementConversion conversion_;
   std::int64_t num_heads_;
