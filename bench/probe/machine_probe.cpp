@@ -55,15 +55,10 @@ Vec load(const std::byte* from) {
 // Sums all of it but a rest of under kStep bytes. Four sums: an add must not wait for the last one.
 std::uint64_t sum_bytes(const std::byte* begin, std::int64_t num_bytes) {
   constexpr std::int64_t kStep = 256;
-  constexpr std::int64_t kCacheLine = 64;
-  constexpr std::int64_t kPrefetchBytes = 2048;  // ahead; faster than the prefetcher alone
   constexpr std::int64_t kVec = kVecBytes;
   Vec a = {}, b = {}, c = {}, d = {};
   const std::byte* const end = begin + num_bytes / kStep * kStep;
   for (const std::byte* from = begin; from < end; from += kStep) {
-    for (std::int64_t line = 0; line < kStep; line += kCacheLine) {
-      __builtin_prefetch(from + line + kPrefetchBytes);
-    }
     for (std::int64_t i = 0; i < kStep; i += 4 * kVec) {
       a += load(from + i);
       b += load(from + i + kVec);
@@ -79,34 +74,13 @@ std::uint64_t sum_bytes(const std::byte* begin, std::int64_t num_bytes) {
 
 // The loop is written in assembly where a compiler may not choose to keep a sum in memory.
 // 12 sums: latency 4-5 cycles x 2 units, with some to spare.
-#define PAGED_KV_FMA_12(reg)                     \
-  "1:\n\t"                                       \
-  "vfmadd231ps %%" reg "14, %%" reg "15, %%" reg \
-  "0\n\t"                                        \
-  "vfmadd231ps %%" reg "14, %%" reg "15, %%" reg \
-  "1\n\t"                                        \
-  "vfmadd231ps %%" reg "14, %%" reg "15, %%" reg \
-  "2\n\t"                                        \
-  "vfmadd231ps %%" reg "14, %%" reg "15, %%" reg \
-  "3\n\t"                                        \
-  "vfmadd231ps %%" reg "14, %%" reg "15, %%" reg \
-  "4\n\t"                                        \
-  "vfmadd231ps %%" reg "14, %%" reg "15, %%" reg \
-  "5\n\t"                                        \
-  "vfmadd231ps %%" reg "14, %%" reg "15, %%" reg \
-  "6\n\t"                                        \
-  "vfmadd231ps %%" reg "14, %%" reg "15, %%" reg \
-  "7\n\t"                                        \
-  "vfmadd231ps %%" reg "14, %%" reg "15, %%" reg \
-  "8\n\t"                                        \
-  "vfmadd231ps %%" reg "14, %%" reg "15, %%" reg \
-  "9\n\t"                                        \
-  "vfmadd231ps %%" reg "14, %%" reg "15, %%" reg \
-  "10\n\t"                                       \
-  "vfmadd231ps %%" reg "14, %%" reg "15, %%" reg \
-  "11\n\t"                                       \
-  "decq %0\n\t"                                  \
-  "jnz 1b\n\t"
+#define PAGED_KV_FMA(reg, n) "vfmadd231ps %%" reg "14, %%" reg "15, %%" reg #n "\n\t"
+#define PAGED_KV_FMA_LOOP(reg) \
+  "1:\n\t" PAGED_KV_FMA(reg, 0) PAGED_KV_FMA(reg, 1) PAGED_KV_FMA(reg, 2)         \
+      PAGED_KV_FMA(reg, 3) PAGED_KV_FMA(reg, 4) PAGED_KV_FMA(reg, 5)              \
+      PAGED_KV_FMA(reg, 6) PAGED_KV_FMA(reg, 7) PAGED_KV_FMA(reg, 8)              \
+      PAGED_KV_FMA(reg, 9) PAGED_KV_FMA(reg, 10) PAGED_KV_FMA(reg, 11) "decq %0\n\t" \
+      "jnz 1b\n\t"
 #define PAGED_KV_CLOBBERS                                                                        \
   "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", \
       "xmm11", "xmm14", "xmm15"
@@ -116,14 +90,21 @@ std::uint64_t sum_bytes(const std::byte* begin, std::int64_t num_bytes) {
 #if defined(__AVX512F__)
 constexpr std::int64_t kFmasPerStep = 12 * 16;
 void multiply_add(std::int64_t num_steps) {
-  asm volatile("vzeroall\n\t" PAGED_KV_FMA_12("zmm") : "+r"(num_steps)::PAGED_KV_CLOBBERS);
+  asm volatile("vzeroall\n\t" PAGED_KV_FMA_LOOP("zmm") : "+r"(num_steps)::PAGED_KV_CLOBBERS);
 }
 #elif defined(__AVX2__) && defined(__FMA__)
 constexpr std::int64_t kFmasPerStep = 12 * 8;
 void multiply_add(std::int64_t num_steps) {
-  asm volatile("vzeroall\n\t" PAGED_KV_FMA_12("ymm") : "+r"(num_steps)::PAGED_KV_CLOBBERS);
+  asm volatile("vzeroall\n\t" PAGED_KV_FMA_LOOP("ymm") : "+r"(num_steps)::PAGED_KV_CLOBBERS);
 }
 #else
+#if defined(__aarch64__)
+#define PAGED_KV_IN_REGISTER "+w"
+#elif defined(__x86_64__)
+#define PAGED_KV_IN_REGISTER "+x"
+#else
+#define PAGED_KV_IN_REGISTER "+m"
+#endif
 constexpr int kNumSums = 8;
 constexpr std::int64_t kFmasPerStep = kNumSums * 4;
 void multiply_add(std::int64_t num_steps) {
@@ -131,9 +112,10 @@ void multiply_add(std::int64_t num_steps) {
   Floats sums[kNumSums] = {};
   const Floats factor = {1.0f, 1.0f, 1.0f, 1.0f};
   for (std::int64_t i = 0; i < num_steps; ++i) {
-    for (Floats& sum : sums) sum = sum * factor + factor;
-    // Each step must be made: the compiler may not know what comes out.
-    asm volatile("" : "+m"(sums));
+    for (Floats& sum : sums) {
+      sum = sum * factor + factor;
+      asm volatile("" : PAGED_KV_IN_REGISTER(sum));  // so that no step is left out
+    }
   }
 }
 #endif
