@@ -187,7 +187,8 @@ class TensorCheck {
   return {tensor, name, sizes};
 }
 
-// int8 caches are for the CPU.
+// int8 caches are for the CPU's kernels. `device`: whose kernels ask, also where these are
+// emulated.
 [[nodiscard]] inline KvCacheDtype parse_kv_cache_dtype(std::string_view kv_cache_dtype,
                                                        OpDevice device) {
   if (kv_cache_dtype == "auto") return KvCacheDtype::kAuto;

@@ -15,8 +15,8 @@ void gather_cache_op(const Tensor& cache, const Tensor& out, const Tensor& block
                      const Tensor& cu_seq_lens, const std::optional<Tensor>& seq_starts,
                      const std::string& kv_cache_dtype, const std::optional<Tensor>& scale) {
   const GatherCacheParams params =
-      checked_gather_cache(kOpDevice, parse_kv_cache_dtype(kv_cache_dtype, kOpDevice), cache, out,
-                           block_tables, cu_seq_lens, seq_starts, scale);
+      checked_gather_cache(kOpDevice, parse_kv_cache_dtype(kv_cache_dtype, OpDevice::kCuda), cache,
+                           out, block_tables, cu_seq_lens, seq_starts, scale);
   const CurrentStream current(out);
   gather_cache(params, current.stream());
 }

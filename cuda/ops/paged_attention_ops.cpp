@@ -51,7 +51,7 @@ void check_kernel_exists(const DecodeArguments& args, const NamedSizes& sizes) {
 }
 
 PagedAttentionParams checked_params(const DecodeArguments& args, NamedSizes& sizes) {
-  const KvCacheDtype kv_cache_dtype = parse_kv_cache_dtype(args.kv_cache_dtype, kOpDevice);
+  const KvCacheDtype kv_cache_dtype = parse_kv_cache_dtype(args.kv_cache_dtype, OpDevice::kCuda);
   const DecodeInputs inputs = check_decode(args, kv_cache_dtype, sizes);
   check_kernel_exists(args, sizes);
   return {

@@ -15,7 +15,7 @@ void reshape_and_cache_op(const Tensor& key, const Tensor& value, const Tensor& 
                           const std::string& kv_cache_dtype, const Tensor& k_scale,
                           const Tensor& v_scale) {
   const ReshapeAndCacheParams params = checked_reshape_and_cache(
-      kOpDevice, parse_kv_cache_dtype(kv_cache_dtype, kOpDevice),
+      kOpDevice, parse_kv_cache_dtype(kv_cache_dtype, OpDevice::kCuda),
       {key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale});
   const CurrentStream current(key_cache);
   reshape_and_cache(params, current.stream());
@@ -26,7 +26,7 @@ void reshape_and_cache_flash_op(const Tensor& key, const Tensor& value, const Te
                                 const std::string& kv_cache_dtype, const Tensor& k_scale,
                                 const Tensor& v_scale) {
   const ReshapeAndCacheFlashParams params = checked_reshape_and_cache_flash(
-      kOpDevice, parse_kv_cache_dtype(kv_cache_dtype, kOpDevice),
+      kOpDevice, parse_kv_cache_dtype(kv_cache_dtype, OpDevice::kCuda),
       {key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale});
   const CurrentStream current(key_cache);
   reshape_and_cache_flash(params, current.stream());
