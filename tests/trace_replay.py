@@ -23,6 +23,7 @@ from paged_kv import (
     RequestStatus,
     SlidingWindowSpec,
     get_request_block_hasher,
+    sha256_cbor,
 )
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def make_manager(config: Record) -> KVCacheManager:
     )
 
 
-def make_request(record: Record, hash_block_size: int) -> Request:
+def make_request(record: Record, hash_block_size: int, hash_function=sha256_cbor) -> Request:
     lora = record.get("lora")
     features = [
         MultiModalFeatureSpec(None, "image", f["id"], PlaceholderRange(f["offset"], f["length"]))
@@ -111,7 +112,7 @@ def make_request(record: Record, hash_block_size: int) -> Request:
         lora_request=lora and LoRARequest(lora["name"], lora["id"], lora["path"]),
         cache_salt=record.get("cache_salt"),
         session_id=record.get("session_id"),
-        block_hasher=get_request_block_hasher(hash_block_size),
+        block_hasher=get_request_block_hasher(hash_block_size, hash_function),
     )
 
 
@@ -157,8 +158,9 @@ def sort_runs_of_removals(events: list[Record]) -> list[Record]:
 class Replay:
     """One trace, call by call."""
 
-    def __init__(self, trace: Record) -> None:
+    def __init__(self, trace: Record, hash_function=sha256_cbor) -> None:
         self.trace = trace
+        self.hash_function = hash_function
         self.manager = make_manager(trace["config"])
         self.requests: dict[str, Request] = {}
         self.hits: dict[str, Any] = {}
@@ -187,7 +189,8 @@ class Replay:
 
     def op_add(self, op: Record):
         hash_block_size = self.trace["config"]["hash_block_size"]
-        request = self.requests[op["req"]["id"]] = make_request(op["req"], hash_block_size)
+        request = make_request(op["req"], hash_block_size, self.hash_function)
+        self.requests[op["req"]["id"]] = request
         return self.hashes(request)
 
     def op_append(self, op: Record):

@@ -21,11 +21,9 @@ using KeysOfBlocks = py::typing::Optional<py::typing::List<py::object>>;
 
 // The low 64 bits of a hash as an integer, or its bytes.
 Hash to_external(const BlockHash& hash, bool use_int_block_hashes) {
-  if (!use_int_block_hashes) return Hash(to_bytes(hash.bytes));
+  if (!use_int_block_hashes) return Hash(to_bytes(hash.digest()));
   std::uint64_t number = 0;
-  for (std::size_t i = hash.bytes.size() - 8; i < hash.bytes.size(); ++i) {
-    number = number << 8 | hash.bytes[i];
-  }
+  for (const std::uint8_t byte : hash.digest().last(8)) number = number << 8 | byte;
   return Hash(py::int_(number));
 }
 

@@ -6,6 +6,7 @@
 #include "paged_kv/block_hash.h"
 #include "paged_kv/cbor.h"
 #include "paged_kv/request_hash.h"
+#include "process_contents.h"
 #include "request_keys.h"
 
 #include <string>
@@ -56,16 +57,16 @@ void write_cbor(CborWriter& writer, const py::handle& value) {
   } else if (py::isinstance<py::int_>(value) && !py::isinstance<py::bool_>(value)) {
     writer.write_int(value.cast<std::int64_t>());
   } else {
-    throw py::type_error("sha256_cbor hashes None, int, str, bytes, tuple and list, got " +
+    throw py::type_error("only None, int, str, bytes, tuple and list are hashed, got " +
                          std::string(py::str(py::type::of(value).attr("__name__"))));
   }
 }
 
-BlockHash sha256_cbor(const py::object& value) {
+std::vector<std::uint8_t> to_cbor(const py::object& value) {
   std::vector<std::uint8_t> message;
   CborWriter writer(message);
   write_cbor(writer, value);
-  return BlockHash{sha256(message)};
+  return message;
 }
 
 std::size_t checked_index(const BlockHashList& self, py::ssize_t index) {
@@ -172,8 +173,45 @@ void bind_key_packing(py::module_& m) {
 }
 
 void bind_hash_functions(py::module_& m) {
-  m.def("sha256_cbor", &sha256_cbor, py::arg("value"),
-        R"(SHA-256 of the canonical CBOR encoding of `value`.
+  m.def(
+      "xxh3_128",
+      [](const py::bytes& message) { return to_bytes(xxh3_128(as_byte_span(message))); },
+      py::arg("message"), R"(XXH3 of `message`, 16 bytes, the most significant first. For tests.
+
+Example:
+    >>> xxh3_128(b"abc").hex()[:8]
+    '06b05ab6'
+)");
+  m.def(
+      "xxhash_cbor", [](const py::object& value) { return to_bytes(xxh3_128(to_cbor(value))); },
+      py::arg("value"), R"(128-bit XXH3 of the canonical CBOR encoding of `value`.
+
+Faster than `sha256_cbor`, but whoever chooses tokens or keys can make two values with one hash; a
+cache must compare more than the hash.
+
+Args:
+    value: As in `sha256_cbor`.
+
+Returns:
+    16 bytes.
+
+Raises:
+    TypeError: another type.
+
+Source:
+    vLLM 0.32 utils/hashing.py::xxhash_cbor.
+
+Example:
+    >>> len(xxhash_cbor((b"parent", (1, 2, 3), None)))
+    16
+)");
+  m.def(
+      "num_prefix_contents", [] { return process_contents()->size(); },
+      "Contents of prefixes that are kept for `xxhash_cbor`: blocks of requests, and cached ones.");
+  m.def(
+      "sha256_cbor", [](const py::object& value) { return to_bytes(sha256(to_cbor(value))); },
+      py::arg("value"),
+      R"(SHA-256 of the canonical CBOR encoding of `value`.
 
 Args:
     value: None, int of 64 bits, str, bytes, or a tuple or list of these.

@@ -3,6 +3,7 @@
 #include "casters.h"
 #include "eviction_policy_arg.h"
 #include "kv_event.h"
+#include "process_contents.h"
 #include "python_manager.h"
 
 #include <memory>
@@ -347,7 +348,8 @@ Example:
                                   .metrics_collector = std::move(metrics_collector),
                                   .watermark = watermark,
                                   .eviction_policy = to_eviction_policy(std::move(eviction_policy)),
-                                  .num_remembered_evictions = num_remembered_evictions},
+                                  .num_remembered_evictions = num_remembered_evictions,
+                                  .prefix_contents = process_contents()},
             use_int_block_hashes);
       }),
       py::arg("kv_cache_config"), py::arg("max_model_len").noconvert(),

@@ -5,6 +5,7 @@
 #include "eviction_policy_arg.h"
 #include "hash_args.h"
 #include "paged_kv/block_pool.h"
+#include "process_contents.h"
 
 #include <map>
 #include <memory>
@@ -38,9 +39,12 @@ DumpTuple to_python(const BlockPoolDump& dump) {
   for (const auto& [id, ref_cnt] : dump.ref_counts) ref_counts[py::int_(id.value())] = ref_cnt;
   py::dict hash_map;
   for (const auto& [key, ids] : dump.hash_map) {
-    py::list blocks;
+    // Contents that differ may have one XXH3 digest.
+    const py::object name = py::cast(key).attr("hex")();
+    if (!hash_map.contains(name)) hash_map[name] = py::list();
+    py::list blocks = hash_map[name];
     for (const BlockId id : ids) blocks.append(id.value());
-    hash_map[to_bytes(pack(key)).attr("hex")()] = blocks;
+    blocks.attr("sort")();
   }
   return py::make_tuple(free_order, ref_counts, hash_map);
 }
@@ -135,7 +139,7 @@ void bind_prefix_cache(py::class_<BlockPool, PoolPtr>& pool) {
 
 Args:
     request: An object with `.block_hashes`, or a `BlockHashList` (not copied). One hash for every
-        `hash_block_size` tokens.
+        `hash_block_size` tokens. Those of `xxhash_cbor` must be a living `Request`'s.
     blocks: All blocks of the request.
     num_cached_blocks: Blocks that are cached already.
     num_full_blocks: Blocks that are full.
@@ -154,12 +158,19 @@ Raises:
           "get_cached_block",
           [](const PoolPtr& self, const BlockHash& block_hash,
              const std::vector<GroupId>& group_ids) -> std::optional<std::vector<BlockHandle>> {
+            PAGED_KV_CHECK(!block_hash.is_xxh3(), "block_hash: ", kXxh3DigestBytes,
+                           " bytes do not tell the content; give the request's block_hashes to "
+                           "find_cached_prefix");
             const auto ids = self->get_cached_block(block_hash, group_ids);
             if (!ids) return std::nullopt;
             return to_handles(self, *ids);
           },
           py::arg("block_hash"), py::arg("kv_cache_group_ids"),
-          "The cached block of each group, or None unless every group has one.")
+          R"(The cached block of each group, or None unless every group has one.
+
+Raises:
+    ValueError: a hash of `xxhash_cbor`, which as bytes does not tell the content.
+)")
       .def(
           "find_cached_prefix",
           [](const BlockPool& self, const HashesObject& block_hashes, std::int64_t max_num_blocks,
@@ -224,7 +235,8 @@ Example:
              return std::make_shared<BlockPool>(num_gpu_blocks, enable_caching, hash_block_size,
                                                 /*enable_kv_cache_events=*/false,
                                                 /*metrics_collector=*/nullptr,
-                                                to_eviction_policy(std::move(eviction_policy)));
+                                                to_eviction_policy(std::move(eviction_policy)),
+                                                /*num_remembered_evictions=*/0, process_contents());
            }),
            py::arg("num_gpu_blocks").noconvert(), py::arg("enable_caching").noconvert(),
            py::arg("hash_block_size").noconvert(), py::arg("eviction_policy") = py::none());

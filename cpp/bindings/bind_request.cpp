@@ -3,8 +3,10 @@
 #include "casters.h"
 #include "hash_args.h"
 #include "paged_kv/request.h"
+#include "process_contents.h"
 #include "request_keys.h"
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -37,6 +39,10 @@ RequestBlockHasher wrap_hasher(HasherFunction hasher) {
   return [hasher = std::move(hasher)](const Request& request) {
     const py::object hashes = hasher(py::cast(&request, py::return_value_policy::reference));
     const BlockHashesArg arg(hashes);
+    PAGED_KV_CHECK(
+        std::ranges::none_of(arg.span(), [](const BlockHash& hash) { return hash.is_xxh3(); }),
+        "block_hasher: a hash of ", kXxh3DigestBytes,
+        " bytes is not safe without the tokens: use get_request_block_hasher(..., xxhash_cbor)");
     return std::vector<BlockHash>(arg.span().begin(), arg.span().end());
   };
 }
@@ -168,11 +174,28 @@ void bind_tokens(py::class_<Request, RequestPtr>& request) {
 that are not in `block_hashes` yet. Blocks that are full already are hashed at once.)")
       .def(
           "set_block_hasher",
-          [](Request& self, std::int64_t hash_block_size, const BlockHash& none_hash) {
-            self.set_block_hasher(make_request_block_hasher(hash_block_size, none_hash));
+          [](Request& self, std::int64_t hash_block_size, const BlockHash& none_hash,
+             const std::string& algorithm) {
+            PAGED_KV_CHECK(algorithm == "sha256_cbor" || algorithm == "xxhash_cbor",
+                           "algorithm must be 'sha256_cbor' or 'xxhash_cbor', got '", algorithm,
+                           "'");
+            self.set_block_hasher(
+                algorithm == "sha256_cbor"
+                    ? make_request_block_hasher(hash_block_size, none_hash)
+                    : make_xxh3_block_hasher(hash_block_size, none_hash, process_contents()));
           },
           py::arg("hash_block_size").noconvert(), py::arg("none_hash"),
-          "Hash blocks of `hash_block_size` tokens with `sha256_cbor`, without calling Python.");
+          py::arg("algorithm") = "sha256_cbor",
+          R"(Hash blocks of `hash_block_size` tokens without calling Python.
+
+Args:
+    hash_block_size: Tokens per block.
+    none_hash: The parent of the first block.
+    algorithm: ``"sha256_cbor"`` or ``"xxhash_cbor"``.
+
+Raises:
+    ValueError: another algorithm, or a request that has hashes of `xxhash_cbor`.
+)");
 }
 
 void bind_identity(py::class_<Request, RequestPtr>& request) {

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bindings.h"
 #include "casters.h"
+#include "hash_args.h"
 #include "paged_kv/request_batch.h"
 #include "python_manager.h"
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -25,16 +27,34 @@ py::object object_of(T* native) {
   return py::cast(native, py::return_value_policy::reference);
 }
 
+// Tables as Python gives them; a type of its own, so that the stub can name what is accepted.
+class TablesObject : public py::object {
+  PYBIND11_OBJECT_DEFAULT(TablesObject, py::object, is_any_object)
+};
+
+// The native table, of itself or of a table whose rows it is.
+BlockTable* to_native(const py::object& table) {
+  const py::object native =
+      py::isinstance<BlockTable>(table) ? table : py::getattr(table, "host_table", py::none());
+  if (!py::isinstance<BlockTable>(native)) {
+    throw py::type_error("block_tables: expected a BlockTable, got " +
+                         std::string(py::str(py::type::of(table).attr("__name__"))));
+  }
+  return native.cast<BlockTable*>();
+}
+
 // The batch, with what it refers to: the objects of Python, whose hashers may need all of them.
 class PythonBatch {
  public:
-  PythonBatch(const PythonManager& manager, const std::vector<BlockTable*>& block_tables)
+  PythonBatch(const PythonManager& manager, const TablesObject& block_tables)
       : pool_(manager.pool()) {
-    for (BlockTable* table : block_tables) {
-      PAGED_KV_CHECK(table != nullptr, "block_tables: expected a BlockTable, got None");
-      block_tables_.push_back(object_of(table));
+    std::vector<BlockTable*> natives;
+    for (const py::handle item : block_tables) {
+      const auto table = py::reinterpret_borrow<py::object>(item);
+      natives.push_back(to_native(table));
+      block_tables_.push_back(object_of(natives.back()));
     }
-    batch_ = std::make_unique<RequestBatch>(manager.manager(), block_tables);
+    batch_ = std::make_unique<RequestBatch>(manager.manager(), std::move(natives));
     requests_.resize(static_cast<std::size_t>(batch_->max_num_reqs()));
   }
 
@@ -162,6 +182,19 @@ Raises:
 }
 
 }  // namespace
+}  // namespace paged_kv::bindings
+
+namespace pybind11::detail {
+
+template <>
+struct handle_type_name<paged_kv::bindings::TablesObject> {
+  static constexpr auto name = const_name(
+      "collections.abc.Iterable[paged_kv._core.BlockTable | paged_kv.block_table.BlockTable]");
+};
+
+}  // namespace pybind11::detail
+
+namespace paged_kv::bindings {
 
 void bind_request_batch(py::module_& m) {
   py::class_<PythonBatch> batch(
@@ -175,10 +208,14 @@ left a sliding window are null blocks (0) in the rows.
 
 Args:
     kv_cache_manager: The manager of all requests.
-    block_tables: One table per cache group, with its block size and rows for `max_model_len` tokens.
+    block_tables: One table per cache group, with its block size and rows for `max_model_len` tokens:
+        tables of this module, or of `paged_kv.block_table`, a `MultiGroupBlockTable` or the
+        `host_tables` of a `BlockTables`. The ids of a step are then in the rows that the next commit
+        sends to the device.
 
 Raises:
     ValueError: tables that do not fit the groups.
+    TypeError: something else than tables.
 
 Example:
     >>> import numpy as np
@@ -199,8 +236,8 @@ Example:
     0.0
 )");
   batch
-      .def(py::init<const PythonManager&, const std::vector<BlockTable*>&>(),
-           py::arg("kv_cache_manager"), py::arg("block_tables"))
+      .def(py::init<const PythonManager&, const TablesObject&>(), py::arg("kv_cache_manager"),
+           py::arg("block_tables"))
       .def("add", &PythonBatch::add, py::arg("request"), py::arg("row_idx").noconvert(),
            R"(Give a request an empty row, and write the blocks that it holds there.
 

@@ -12,6 +12,7 @@ void bind_hash(pybind11::module_& m);
 void bind_block(pybind11::module_& m);
 void bind_hash_map(pybind11::module_& m);
 void bind_pool(pybind11::module_& m);
+void bind_pool_views(pybind11::module_& m);
 void bind_block_space_manager(pybind11::module_& m);
 void bind_block_table(pybind11::module_& m);
 void bind_request(pybind11::module_& m);

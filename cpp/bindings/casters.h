@@ -27,8 +27,7 @@ namespace py = pybind11;
   return {reinterpret_cast<const std::uint8_t*>(view.data()), view.size()};
 }
 
-template <std::size_t kSize>
-[[nodiscard]] py::bytes to_bytes(const std::array<std::uint8_t, kSize>& bytes) {
+[[nodiscard]] inline py::bytes to_bytes(std::span<const std::uint8_t> bytes) {
   return py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
 }
 
@@ -37,12 +36,7 @@ template <std::size_t kSize>
     throw py::type_error("a block hash must be bytes, got " +
                          std::string(py::str(py::type::of(value).attr("__name__"))));
   }
-  const auto bytes = as_byte_span(py::reinterpret_borrow<py::bytes>(value));
-  PAGED_KV_CHECK(bytes.size() == kSha256DigestBytes, "a block hash has ", kSha256DigestBytes,
-                 " bytes, got ", bytes.size());
-  BlockHash hash;
-  std::ranges::copy(bytes, hash.bytes.begin());
-  return hash;
+  return paged_kv::to_block_hash(as_byte_span(py::reinterpret_borrow<py::bytes>(value)));
 }
 
 // Calls `visit` with each element of a NumPy array of int32 or int64. False for anything else.
@@ -141,7 +135,7 @@ struct type_caster<paged_kv::BlockHash> {
     return true;
   }
   static handle cast(const paged_kv::BlockHash& hash, return_value_policy, handle) {
-    return paged_kv::bindings::to_bytes(hash.bytes).release();
+    return paged_kv::bindings::to_bytes(hash.digest()).release();
   }
 };
 

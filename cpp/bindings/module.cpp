@@ -40,6 +40,7 @@ PYBIND11_MODULE(_core, m) {
   paged_kv::bindings::bind_hash_map(m);
   paged_kv::bindings::bind_eviction(m);
   paged_kv::bindings::bind_pool(m);
+  paged_kv::bindings::bind_pool_views(m);
   paged_kv::bindings::bind_block_space_manager(m);
   paged_kv::bindings::bind_block_table(m);
   paged_kv::bindings::bind_request(m);

@@ -11,11 +11,14 @@ namespace {
 
 constexpr std::int32_t kNotFound = IndexTable::kNotFound;
 
-// The key is a SHA-256 digest already: any of its bits will do.
+// The key is a SHA-256 digest already: any of its bits will do. Of an XXH3 digest also those of the
+// content: many contents can be made to have one digest.
 std::uint32_t hash_of(const BlockHashWithGroupId& key) noexcept {
   std::uint32_t prefix = 0;
+  std::uint32_t content = 0;
   std::memcpy(&prefix, key.hash.bytes.data(), sizeof prefix);
-  return prefix + static_cast<std::uint32_t>(key.group_id.value()) * 0x9e3779b9U;
+  std::memcpy(&content, key.hash.bytes.data() + kXxh3DigestBytes, sizeof content);
+  return prefix + content + static_cast<std::uint32_t>(key.group_id.value()) * 0x9e3779b9U;
 }
 
 std::uint32_t hash_of(const BlockHashWithGroupId& key, BlockId block) noexcept {

@@ -26,12 +26,14 @@ BlockPool::BlockPool(std::int32_t num_gpu_blocks, bool enable_caching, std::int3
                      bool enable_kv_cache_events,
                      std::shared_ptr<KVCacheMetricsCollector> metrics_collector,
                      std::shared_ptr<EvictionPolicy> eviction_policy,
-                     std::int32_t num_remembered_evictions)
+                     std::int32_t num_remembered_evictions,
+                     std::shared_ptr<PrefixContents> prefix_contents)
     : blocks_(make_blocks(num_gpu_blocks)),
       free_block_queue_(blocks_),
       metrics_collector_(std::move(metrics_collector)),
       eviction_policy_(std::move(eviction_policy)),
       evicted_keys_(num_remembered_evictions),
+      prefix_contents_(std::move(prefix_contents)),
       enable_caching_(enable_caching),
       hash_block_size_(hash_block_size) {
   if (enable_kv_cache_events) kv_events_.emplace();
@@ -181,7 +183,7 @@ void BlockPool::cache_full_blocks(std::span<const BlockHash> block_hashes,
     if (block.is_hashed() && block.block_hash_num_tokens % block_size == 0) {
       // The range names the block twice.
       for (const BlockId id : newly_cached) {
-        cached_block_hash_to_block_.pop(at(id).key, id);
+        remove_from_index(at(id).key, id);
         at(id).reset_hash();
       }
       PAGED_KV_CHECK(false, "cannot cache block ", block.block_id,
@@ -196,12 +198,20 @@ void BlockPool::cache_full_blocks(std::span<const BlockHash> block_hashes,
 void BlockPool::check_can_be_cached(const KVCacheBlock& block, const NewKey& key,
                                     std::int64_t block_size) const {
   if (block.is_hashed() && block.key == key.key) return;
+  check_content(key.key.hash);
   PAGED_KV_CHECK(block.ref_cnt > 0, "cannot cache block ", block.block_id, ": nobody holds it");
   if (!block.is_hashed()) return;
   const bool is_part =
       block.block_hash_num_tokens < key.num_tokens && block.block_hash_num_tokens % block_size != 0;
   PAGED_KV_CHECK(is_part, "cannot cache block ", block.block_id,
                  ": it is cached as another content already");
+}
+
+void BlockPool::check_content(const BlockHash& hash) const {
+  if (!hash.is_xxh3()) return;
+  PAGED_KV_CHECK(prefix_contents_ != nullptr && prefix_contents_->contains(hash.content()),
+                 "an XXH3 block hash can only be cached as one of the block_hashes of a living "
+                 "Request, which keeps the tokens that it stands for");
 }
 
 void BlockPool::insert_key(KVCacheBlock& block, const NewKey& key) {
@@ -213,6 +223,29 @@ void BlockPool::insert_key(KVCacheBlock& block, const NewKey& key) {
     block.has_secondary_keys = true;
   }
   cached_block_hash_to_block_.insert(key.key, block.block_id);
+  if (key.key.hash.is_xxh3()) {
+    prefix_contents_->retain(key.key.hash.content());
+    ++num_held_contents_;
+  }
+}
+
+void BlockPool::remove_from_index(const BlockHashWithGroupId& key, BlockId block) noexcept {
+  cached_block_hash_to_block_.pop(key, block);
+  if (!key.hash.is_xxh3()) return;
+  prefix_contents_->release(key.hash.content());
+  --num_held_contents_;
+}
+
+void BlockPool::release_contents() noexcept {
+  if (num_held_contents_ == 0) return;
+  const auto release = [this](const BlockHashWithGroupId& key) {
+    if (key.hash.is_xxh3()) prefix_contents_->release(key.hash.content());
+  };
+  for (const KVCacheBlock& block : blocks_) {
+    if (block.is_hashed()) release(block.key);
+  }
+  for (const auto& [block_id, keys] : secondary_keys_) std::ranges::for_each(keys, release);
+  num_held_contents_ = 0;
 }
 
 bool BlockPool::cache_partial_block(std::span<const BlockHash> block_hashes, BlockId block_id,
@@ -227,6 +260,7 @@ bool BlockPool::cache_partial_block(std::span<const BlockHash> block_hashes, Blo
   KVCacheBlock& block = at(block_id);
   if (block.is_null || !enable_caching_) return false;
   PAGED_KV_CHECK(block.ref_cnt > 0, "cannot cache block ", block_id, ": nobody holds it");
+  check_content(block_hashes[static_cast<std::size_t>(num_tokens / hash_block_size_ - 1)]);
 
   const NewKey key{{block_hashes[static_cast<std::size_t>(num_tokens / hash_block_size_ - 1)],
                     kv_cache_group_id},
@@ -281,6 +315,7 @@ void BlockPool::evict_blocks(std::span<const BlockId> blocks) {
 
 bool BlockPool::reset_prefix_cache() {
   if (get_num_free_blocks() != num_gpu_blocks() - 1) return false;
+  release_contents();
   cached_block_hash_to_block_.clear();
   secondary_keys_.clear();
   evicted_keys_.clear();
@@ -288,19 +323,6 @@ bool BlockPool::reset_prefix_cache() {
   if (metrics_collector_) metrics_collector_->reset();
   if (kv_events_) kv_events_->push(AllBlocksCleared{});
   return true;
-}
-
-BlockPoolDump BlockPool::dump() const {
-  BlockPoolDump dump;
-  dump.free_order = free_block_queue_.get_all_free_blocks();
-  for (const KVCacheBlock& block : blocks_) {
-    if (block.ref_cnt != 0) dump.ref_counts.emplace(block.block_id, block.ref_cnt);
-  }
-  for (const BlockHashWithGroupId& key : cached_block_hash_to_block_.get_all_keys()) {
-    const std::vector<BlockId> blocks = cached_block_hash_to_block_.get_all_blocks(key);
-    dump.hash_map.emplace(key, std::set<BlockId>(blocks.begin(), blocks.end()));
-  }
-  return dump;
 }
 
 void BlockPool::check_ids(std::span<const BlockId> blocks) const {
@@ -321,48 +343,9 @@ void BlockPool::remove_from_cache(KVCacheBlock& block) {
 }
 
 void BlockPool::remove_key(const KVCacheBlock& block, const BlockHashWithGroupId& key) {
-  cached_block_hash_to_block_.pop(key, block.block_id);
+  remove_from_index(key, block.block_id);
   evicted_keys_.push(key);
   if (kv_events_) kv_events_->push(BlockRemoved{key.hash, key.group_id});
-}
-
-void BlockPool::check_integrity() const {
-  free_block_queue_.check_integrity();            // I2
-  cached_block_hash_to_block_.check_integrity();  // I5
-  std::size_t num_keys = 0;
-  for (std::size_t i = 0; i < blocks_.size(); ++i) {
-    const KVCacheBlock& block = blocks_[i];
-    PAGED_KV_CHECK_AS(InvariantError, block.block_id.index() == i && block.is_null == (i == 0),
-                      "I1: block ", i, " has id ", block.block_id, ", is_null ", block.is_null);
-    PAGED_KV_CHECK_AS(InvariantError, block.in_free_queue == (block.ref_cnt == 0 && !block.is_null),
-                      "I3: block ", i, " has ref_cnt ", block.ref_cnt, ", in_free_queue ",
-                      block.in_free_queue);
-    PAGED_KV_CHECK_AS(InvariantError, block.ref_cnt >= 0, "I4: block ", i, " has ref_cnt ",
-                      block.ref_cnt);
-    PAGED_KV_CHECK_AS(InvariantError, !block.is_null || (block.ref_cnt == 0 && !block.is_hashed()),
-                      "I7: the null block has ref_cnt ", block.ref_cnt);
-    PAGED_KV_CHECK_AS(InvariantError, !block.has_secondary_keys || block.is_hashed(), "I6: block ",
-                      i, " has secondary keys only");
-    if (!block.is_hashed()) continue;
-    ++num_keys;
-    PAGED_KV_CHECK_AS(InvariantError, enable_caching_, "I7: block ", i,
-                      " has a hash, but caching is off");
-    PAGED_KV_CHECK_AS(InvariantError,
-                      cached_block_hash_to_block_.contain(block.key, block.block_id), "I6: block ",
-                      i, " has a key that the index does not have");
-  }
-  for (const auto& [block_id, keys] : secondary_keys_) {
-    num_keys += keys.size();
-    PAGED_KV_CHECK_AS(InvariantError, blocks_[block_id.index()].has_secondary_keys && !keys.empty(),
-                      "I6: block ", block_id, " does not know of its secondary keys");
-    for (const BlockHashWithGroupId& key : keys) {
-      PAGED_KV_CHECK_AS(InvariantError, cached_block_hash_to_block_.contain(key, block_id),
-                        "I6: block ", block_id, " has a key that the index does not have");
-    }
-  }
-  PAGED_KV_CHECK_AS(InvariantError, num_keys == cached_block_hash_to_block_.num_entries(),
-                    "I6: ", num_keys, " keys lead to blocks, the index has ",
-                    cached_block_hash_to_block_.num_entries(), " entries");
 }
 
 }  // namespace paged_kv

@@ -18,8 +18,8 @@ void EvictedKeys::push(const BlockHashWithGroupId& key) {
   const BlockId place(static_cast<std::int32_t>(next_));
   BlockHashWithGroupId& entry = ring_[next_];
   if (entry.group_id.valid()) places_.pop(entry, place);
-  entry = key;
-  places_.insert(key, place);
+  entry = without_content(key);
+  places_.insert(entry, place);
   next_ = (next_ + 1) % ring_.size();
 }
 

@@ -94,7 +94,8 @@ KVCacheCoordinator::KVCacheCoordinator(const KVCacheConfig& kv_cache_config,
           narrow<std::int32_t>(kv_cache_config.num_blocks, "num_blocks"), options.enable_caching,
           narrow<std::int32_t>(options.hash_block_size, "hash_block_size"),
           options.enable_kv_cache_events, options.metrics_collector, options.eviction_policy,
-          narrow<std::int32_t>(options.num_remembered_evictions, "num_remembered_evictions")),
+          narrow<std::int32_t>(options.num_remembered_evictions, "num_remembered_evictions"),
+          options.prefix_contents),
       is_eagle_group_(find_eagle_groups(kv_cache_config, options.use_eagle)) {
   const bool any_group_uses_eagle =
       std::ranges::find(is_eagle_group_, true) != is_eagle_group_.end();

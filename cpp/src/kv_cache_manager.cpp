@@ -27,7 +27,8 @@ CoordinatorOptions coordinator_options(const KVCacheManagerOptions& options) {
           .enable_kv_cache_events = options.enable_kv_cache_events,
           .metrics_collector = options.metrics_collector,
           .eviction_policy = options.eviction_policy,
-          .num_remembered_evictions = options.num_remembered_evictions};
+          .num_remembered_evictions = options.num_remembered_evictions,
+          .prefix_contents = options.prefix_contents};
 }
 
 std::int64_t to_watermark_blocks(double watermark, std::int64_t num_blocks) {

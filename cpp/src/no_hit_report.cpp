@@ -208,11 +208,14 @@ class Explainer {
   }
 
   [[nodiscard]] bool is_cached_under(const RequestKeys& keys, const WantedBlock& block) const {
-    const Sha256BlockHasher* hasher = request_.sha256_hasher();
-    if (hasher == nullptr) return false;
     const auto tokens = request_.all_token_ids().first(static_cast<std::size_t>(block.end_token()));
-    const std::vector<BlockHash> hashes =
-        hash_full_blocks(keys, tokens, hasher->hash_block_size, 0, hasher->none_hash);
+    ContentHolder last;  // as long as the hashes are used
+    std::vector<BlockHash> hashes;
+    if (const Sha256BlockHasher* sha256 = request_.sha256_hasher()) {
+      hashes = hash_full_blocks(keys, tokens, sha256->hash_block_size, 0, sha256->none_hash);
+    } else if (const Xxh3BlockHasher* xxh3 = request_.xxh3_hasher()) {
+      hashes = xxh3->hash_prefix(keys, tokens, last);
+    }
     return !hashes.empty() && is_cached(hashes.back(), block.group);
   }
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 namespace paged_kv {
+
 RequestBlockHasher make_request_block_hasher(std::int64_t hash_block_size,
                                              const BlockHash& none_hash) {
   PAGED_KV_CHECK(hash_block_size > 0, "hash_block_size must be positive, got ", hash_block_size);
@@ -22,6 +23,38 @@ std::vector<BlockHash> Sha256BlockHasher::operator()(const Request& request) con
       hash_block_size, num_hashed_blocks, hashes.empty() ? none_hash : hashes.back());
 }
 
+Xxh3BlockHasher::Xxh3BlockHasher(std::int64_t hash_block_size, const BlockHash& none_hash,
+                                 std::shared_ptr<PrefixContents> contents)
+    : hash_block_size_(hash_block_size), none_hash_(none_hash), contents_(std::move(contents)) {
+  PAGED_KV_CHECK(hash_block_size > 0, "hash_block_size must be positive, got ", hash_block_size);
+  PAGED_KV_CHECK(contents_ != nullptr, "an Xxh3BlockHasher needs PrefixContents");
+}
+
+std::vector<BlockHash> Xxh3BlockHasher::operator()(const Request& request) {
+  const std::span<const BlockHash> hashes = request.block_hashes();
+  PAGED_KV_CHECK(
+      hashes.empty() || (hashes.back().is_xxh3() && contents_->contains(hashes.back().content())),
+      "the request's block hashes were made by another hasher");
+  const auto num_hashed_blocks = static_cast<std::int64_t>(hashes.size());
+  const std::int64_t start = num_hashed_blocks * hash_block_size_;
+  if (start + hash_block_size_ > request.num_tokens()) return {};
+  return hash_full_blocks_xxh3(request.keys(),
+                               request.all_token_ids().subspan(static_cast<std::size_t>(start)),
+                               hash_block_size_, num_hashed_blocks,
+                               hashes.empty() ? none_hash_ : hashes.back(), contents_, last_);
+}
+
+std::vector<BlockHash> Xxh3BlockHasher::hash_prefix(const RequestKeys& keys,
+                                                    std::span<const std::int32_t> token_ids,
+                                                    ContentHolder& last) const {
+  return hash_full_blocks_xxh3(keys, token_ids, hash_block_size_, 0, none_hash_, contents_, last);
+}
+
+RequestBlockHasher make_xxh3_block_hasher(std::int64_t hash_block_size, const BlockHash& none_hash,
+                                          std::shared_ptr<PrefixContents> contents) {
+  return Xxh3BlockHasher(hash_block_size, none_hash, std::move(contents));
+}
+
 Request::Request(RequestOptions options, RequestBlockHasher hasher)
     : all_token_ids_(std::move(options.prompt_token_ids)),
       hasher_(std::move(hasher)),
@@ -33,6 +66,8 @@ Request::Request(RequestOptions options, RequestBlockHasher hasher)
 }
 
 void Request::set_block_hasher(RequestBlockHasher hasher) {
+  PAGED_KV_CHECK(block_hashes_.empty() || xxh3_hasher() == nullptr, "request ", request_id(),
+                 " has hashes that only its present hasher can continue");
   hasher_.swap(hasher);
   num_tokens_to_hash_ = 0;
   try {

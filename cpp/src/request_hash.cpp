@@ -34,17 +34,17 @@ ExtraKey prompt_embeds_key(const PromptEmbeds& embeds, std::int64_t start, std::
   return {"prompt_embeds", std::vector<std::uint8_t>(digest.begin(), digest.end())};
 }
 
-template <class Token>
+// hash_block(parent, token_ids, extra_keys) hashes one of them.
+template <class Token, class HashBlock>
 std::vector<BlockHash> hash_blocks(const RequestKeys& request, std::span<const Token> token_ids,
                                    std::int64_t block_size, std::int64_t first_block,
-                                   const BlockHash& parent) {
+                                   const BlockHash& parent, HashBlock hash_block) {
   PAGED_KV_CHECK(block_size > 0, "block_size must be positive, got ", block_size);
   PAGED_KV_CHECK(first_block >= 0, "first_block must not be negative, got ", first_block);
   const std::int64_t num_full_blocks = static_cast<std::int64_t>(token_ids.size()) / block_size;
 
   std::vector<BlockHash> hashes;
   hashes.reserve(static_cast<std::size_t>(num_full_blocks));
-  BlockHasher hasher;
   BlockHash previous = parent;
   std::int64_t mm_idx = 0;
   for (std::int64_t i = 0; i < num_full_blocks; ++i) {
@@ -54,10 +54,22 @@ std::vector<BlockHash> hash_blocks(const RequestKeys& request, std::span<const T
     mm_idx = extra.next_mm_idx;
     const auto block_tokens = token_ids.subspan(static_cast<std::size_t>(i * block_size),
                                                 static_cast<std::size_t>(block_size));
-    previous = hasher.hash(previous, block_tokens, extra.keys);
+    previous = hash_block(previous, block_tokens, extra.keys);
     hashes.push_back(previous);
   }
   return hashes;
+}
+
+template <class Token>
+std::vector<BlockHash> hash_blocks_sha256(const RequestKeys& request,
+                                          std::span<const Token> token_ids, std::int64_t block_size,
+                                          std::int64_t first_block, const BlockHash& parent) {
+  BlockHasher hasher;
+  return hash_blocks(request, token_ids, block_size, first_block, parent,
+                     [&](const BlockHash& previous, std::span<const Token> tokens,
+                         const std::optional<ExtraKeys>& extra_keys) {
+                       return hasher.hash(previous, tokens, extra_keys);
+                     });
 }
 
 }  // namespace
@@ -107,14 +119,34 @@ std::vector<BlockHash> hash_full_blocks(const RequestKeys& request,
                                         std::span<const std::int32_t> token_ids,
                                         std::int64_t block_size, std::int64_t first_block,
                                         const BlockHash& parent) {
-  return hash_blocks(request, token_ids, block_size, first_block, parent);
+  return hash_blocks_sha256(request, token_ids, block_size, first_block, parent);
 }
 
 std::vector<BlockHash> hash_full_blocks(const RequestKeys& request,
                                         std::span<const std::int64_t> token_ids,
                                         std::int64_t block_size, std::int64_t first_block,
                                         const BlockHash& parent) {
-  return hash_blocks(request, token_ids, block_size, first_block, parent);
+  return hash_blocks_sha256(request, token_ids, block_size, first_block, parent);
+}
+
+std::vector<BlockHash> hash_full_blocks_xxh3(const RequestKeys& request,
+                                             std::span<const std::int32_t> token_ids,
+                                             std::int64_t block_size, std::int64_t first_block,
+                                             const BlockHash& parent,
+                                             const std::shared_ptr<PrefixContents>& contents,
+                                             ContentHolder& last) {
+  BlockHasher hasher;
+  ContentHolder holder = last;
+  std::vector<BlockHash> hashes = hash_blocks(
+      request, token_ids, block_size, first_block, parent,
+      [&](const BlockHash& previous, std::span<const std::int32_t> tokens,
+          const std::optional<ExtraKeys>& extra_keys) {
+        const BlockHash hash = hasher.hash_xxh3(previous, tokens, extra_keys, *contents);
+        holder = ContentHolder(contents, hash.content());
+        return hash;
+      });
+  last = std::move(holder);
+  return hashes;
 }
 
 }  // namespace paged_kv

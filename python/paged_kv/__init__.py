@@ -52,12 +52,14 @@ from paged_kv.hashing import (
     generate_block_hash_extra_keys,
     get_block_hash,
     get_group_id,
+    get_hash_fn_by_name,
     get_request_block_hasher,
     hash_block_tokens,
     hash_blocks,
     init_none_hash,
     make_block_hash_with_group_id,
     sha256_cbor,
+    xxhash_cbor,
 )
 from paged_kv.request import (
     LoRARequest,
@@ -117,6 +119,7 @@ __all__ = [
     "get_block_hash",
     "get_block_table_width",
     "get_group_id",
+    "get_hash_fn_by_name",
     "get_kv_cache_configs",
     "get_kv_cache_groups",
     "get_max_concurrency_for_kv_cache_config",
@@ -127,6 +130,7 @@ __all__ = [
     "make_block_hash_with_group_id",
     "sha256_cbor",
     "unify_kv_cache_spec_page_size",
+    "xxhash_cbor",
 ]
 
 # Names that need torch; the rest of the package works without importing it.

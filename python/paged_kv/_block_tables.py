@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from paged_kv._core import BlockTable as HostBlockTable
     from paged_kv._device_rows import BlockIds
 
 __all__ = ["BlockTables"]
@@ -107,6 +108,14 @@ class BlockTables:
         self.slot_mappings = torch.full(
             (num_groups, max_num_batched_tokens), _PAD_SLOT, dtype=torch.int64, device=device
         )
+
+    @property
+    def host_tables(self) -> list[HostBlockTable]:
+        """The rows of each group on the host, for `paged_kv.RequestBatch`.
+
+        What is written to them is staged, and sent by the next `apply_staged_writes`.
+        """
+        return [group.host for group in self._groups]
 
     @property
     def num_kv_cache_groups(self) -> int:

@@ -6,8 +6,9 @@ import collections.abc
 import enum
 import numpy
 import numpy.typing
+import paged_kv.block_table
 import typing
-__all__: list[str] = ['AllBlocksCleared', 'AllocStatus', 'AttentionSpec', 'BlockDevice', 'BlockHashList', 'BlockHashToBlockMap', 'BlockPool', 'BlockRemoved', 'BlockSpaceManager', 'BlockStored', 'BlockTable', 'ChunkedLocalAttentionSpec', 'FreeKVCacheBlockQueue', 'FreePlace', 'FullAttentionSpec', 'InvariantError', 'KVCacheBlock', 'KVCacheBlocks', 'KVCacheConfig', 'KVCacheEvictionEvent', 'KVCacheGroupSpec', 'KVCacheManager', 'KVCacheMetricsCollector', 'KVCacheSpec', 'KVCacheTensor', 'NoHitReason', 'NoHitReport', 'OutOfBlocksError', 'PrefixCacheStats', 'Request', 'RequestBatch', 'RequestStatus', 'SlidingWindowSpec', 'UniformTypeKVCacheSpecs', 'build_info', 'estimate_max_model_len', 'generate_block_hash_extra_keys', 'generate_scheduler_kv_cache_config', 'get_block_hash', 'get_block_table_width', 'get_group_id', 'get_kv_cache_configs', 'get_kv_cache_groups', 'get_max_concurrency_for_kv_cache_config', 'hash_block_tokens', 'hash_full_blocks', 'make_block_hash_with_group_id', 'sha256', 'sha256_backends', 'sha256_cbor', 'unify_kv_cache_spec_page_size']
+__all__: list[str] = ['AllBlocksCleared', 'AllocStatus', 'AttentionSpec', 'BlockDevice', 'BlockHashList', 'BlockHashToBlockMap', 'BlockPool', 'BlockRemoved', 'BlockSpaceManager', 'BlockStored', 'BlockTable', 'CachedBlocksView', 'ChunkedLocalAttentionSpec', 'FreeKVCacheBlockQueue', 'FreePlace', 'FreeQueueView', 'FullAttentionSpec', 'InvariantError', 'KVCacheBlock', 'KVCacheBlocks', 'KVCacheConfig', 'KVCacheEvictionEvent', 'KVCacheGroupSpec', 'KVCacheManager', 'KVCacheMetricsCollector', 'KVCacheSpec', 'KVCacheTensor', 'NoHitReason', 'NoHitReport', 'OutOfBlocksError', 'PrefixCacheStats', 'Request', 'RequestBatch', 'RequestStatus', 'SlidingWindowSpec', 'UniformTypeKVCacheSpecs', 'build_info', 'estimate_max_model_len', 'generate_block_hash_extra_keys', 'generate_scheduler_kv_cache_config', 'get_block_hash', 'get_block_table_width', 'get_group_id', 'get_kv_cache_configs', 'get_kv_cache_groups', 'get_max_concurrency_for_kv_cache_config', 'hash_block_tokens', 'hash_full_blocks', 'make_block_hash_with_group_id', 'num_prefix_contents', 'sha256', 'sha256_backends', 'sha256_cbor', 'unify_kv_cache_spec_page_size', 'xxh3_128', 'xxhash_cbor']
 class OutOfBlocksError(ValueError):
     pass
 class InvariantError(AssertionError):
@@ -295,7 +296,7 @@ class BlockPool:
         
         Args:
             request: An object with `.block_hashes`, or a `BlockHashList` (not copied). One hash for every
-                `hash_block_size` tokens.
+                `hash_block_size` tokens. Those of `xxhash_cbor` must be a living `Request`'s.
             blocks: All blocks of the request.
             num_cached_blocks: Blocks that are cached already.
             num_full_blocks: Blocks that are full.
@@ -350,6 +351,9 @@ class BlockPool:
     def get_cached_block(self, block_hash: bytes, kv_cache_group_ids: collections.abc.Sequence[int]) -> list[KVCacheBlock] | None:
         """
         The cached block of each group, or None unless every group has one.
+        
+        Raises:
+            ValueError: a hash of `xxhash_cbor`, which as bytes does not tell the content.
         """
     def get_new_block_ids(self, num_blocks: int) -> numpy.typing.NDArray[numpy.int32]:
         """
@@ -386,9 +390,19 @@ class BlockPool:
         All blocks by id. O(num_gpu_blocks), for tests.
         """
     @property
+    def cached_block_hash_to_block(self) -> CachedBlocksView:
+        """
+        The prefix-cache index, to look at.
+        """
+    @property
     def enable_caching(self) -> bool:
         """
         Whether full blocks can be found again.
+        """
+    @property
+    def free_block_queue(self) -> FreeQueueView:
+        """
+        The free queue, to look at.
         """
     @property
     def hash_block_size(self) -> int:
@@ -444,6 +458,43 @@ class KVCacheBlocks:
     def blocks(self) -> tuple[list[KVCacheBlock], ...]:
         """
         A tuple with one list of blocks a group.
+        """
+class FreeQueueView:
+    """
+    The free queue of a `BlockPool`, to look at: only the pool changes it.
+    """
+    def get_all_free_blocks(self) -> list[KVCacheBlock]:
+        """
+        The blocks in the order of their reuse. O(free blocks), for tests.
+        """
+    @property
+    def num_free_blocks(self) -> int:
+        """
+        Blocks in the queue.
+        """
+class CachedBlocksView:
+    """
+    The prefix-cache index of a `BlockPool`, to look at: only the pool changes it.
+    
+    Keys are made by `make_block_hash_with_group_id`. Those of `xxhash_cbor` are not looked up by
+    ``get_one_block`` and ``contain``: as bytes they do not tell the content.
+    """
+    def __len__(self) -> int:
+        """
+        Number of distinct keys.
+        """
+    def contain(self, key: bytes, block_id: int) -> bool:
+        """
+        True if the block is there under `key`. O(1).
+        """
+    def get_one_block(self, key: bytes) -> KVCacheBlock | None:
+        """
+        The first inserted block with `key`, or None. O(1).
+        """
+    @property
+    def _cache(self) -> dict[bytes, typing.Any]:
+        """
+        Key -> block, or {id: block} of several. A copy, for vLLM's tests.
         """
 class AllocStatus(enum.Enum):
     """
@@ -919,9 +970,17 @@ class Request:
         that are not in `block_hashes` yet. Blocks that are full already are hashed at once.
         """
     @typing.overload
-    def set_block_hasher(self, hash_block_size: int, none_hash: bytes) -> None:
+    def set_block_hasher(self, hash_block_size: int, none_hash: bytes, algorithm: str = 'sha256_cbor') -> None:
         """
-        Hash blocks of `hash_block_size` tokens with `sha256_cbor`, without calling Python.
+        Hash blocks of `hash_block_size` tokens without calling Python.
+        
+        Args:
+            hash_block_size: Tokens per block.
+            none_hash: The parent of the first block.
+            algorithm: ``"sha256_cbor"`` or ``"xxhash_cbor"``.
+        
+        Raises:
+            ValueError: another algorithm, or a request that has hashes of `xxhash_cbor`.
         """
     @property
     def all_token_ids(self) -> numpy.typing.NDArray[numpy.int32]:
@@ -1887,10 +1946,14 @@ class RequestBatch:
     
     Args:
         kv_cache_manager: The manager of all requests.
-        block_tables: One table per cache group, with its block size and rows for `max_model_len` tokens.
+        block_tables: One table per cache group, with its block size and rows for `max_model_len` tokens:
+            tables of this module, or of `paged_kv.block_table`, a `MultiGroupBlockTable` or the
+            `host_tables` of a `BlockTables`. The ids of a step are then in the rows that the next commit
+            sends to the device.
     
     Raises:
         ValueError: tables that do not fit the groups.
+        TypeError: something else than tables.
     
     Example:
         >>> import numpy as np
@@ -1910,7 +1973,7 @@ class RequestBatch:
         >>> manager.usage
         0.0
     """
-    def __init__(self, kv_cache_manager: KVCacheManager, block_tables: collections.abc.Sequence[BlockTable]) -> None:
+    def __init__(self, kv_cache_manager: KVCacheManager, block_tables: collections.abc.Iterable[BlockTable | paged_kv.block_table.BlockTable]) -> None:
         ...
     def add(self, request: Request, row_idx: int) -> None:
         """
@@ -2141,6 +2204,10 @@ def make_block_hash_with_group_id(block_hash: bytes, group_id: int) -> bytes:
     """
     Key of the prefix cache: the hash, then the group id as 4 big-endian bytes.
     """
+def num_prefix_contents() -> int:
+    """
+    Contents of prefixes that are kept for `xxhash_cbor`: blocks of requests, and cached ones.
+    """
 def sha256(message: bytes, backend: str | None = None) -> bytes:
     """
     SHA-256 of `message`, 32 bytes, for tests of the backends.
@@ -2187,5 +2254,36 @@ def unify_kv_cache_spec_page_size(kv_cache_spec: dict[str, KVCacheSpec]) -> dict
     
     Source:
         vLLM 0.32 v1/core/kv_cache_utils.py::unify_kv_cache_spec_page_size.
+    """
+def xxh3_128(message: bytes) -> bytes:
+    """
+    XXH3 of `message`, 16 bytes, the most significant first. For tests.
+    
+    Example:
+        >>> xxh3_128(b"abc").hex()[:8]
+        '06b05ab6'
+    """
+def xxhash_cbor(value: typing.Any) -> bytes:
+    """
+    128-bit XXH3 of the canonical CBOR encoding of `value`.
+    
+    Faster than `sha256_cbor`, but whoever chooses tokens or keys can make two values with one hash; a
+    cache must compare more than the hash.
+    
+    Args:
+        value: As in `sha256_cbor`.
+    
+    Returns:
+        16 bytes.
+    
+    Raises:
+        TypeError: another type.
+    
+    Source:
+        vLLM 0.32 utils/hashing.py::xxhash_cbor.
+    
+    Example:
+        >>> len(xxhash_cbor((b"parent", (1, 2, 3), None)))
+        16
     """
 __version__: str = '0.1.0'

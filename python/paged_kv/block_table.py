@@ -27,12 +27,13 @@ from paged_kv._core import get_block_table_width
 from paged_kv._device_rows import DeviceRows, check_one_a_group, commit, write_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import numpy as np
     import numpy.typing as npt
     from torch import Tensor
 
+    from paged_kv._core import BlockTable as HostBlockTable
     from paged_kv._device_rows import BlockIds
 
 __all__ = ["BlockTable", "BlockTables", "MultiGroupBlockTable"]
@@ -101,6 +102,15 @@ class BlockTable:
         self.slot_mapping = torch.full(
             (max_num_batched_tokens,), _PAD_SLOT, dtype=torch.int64, device=device
         )
+
+    @property
+    def host_table(self) -> HostBlockTable:
+        """The rows on the host, in the memory of `get_cpu_tensor`.
+
+        What is written to them is sent by the next `commit_block_table`; `paged_kv.RequestBatch`
+        writes a step's blocks there.
+        """
+        return self._rows.host
 
     @property
     def block_size(self) -> int:
@@ -237,6 +247,25 @@ class MultiGroupBlockTable:
         >>> tables.commit_block_table(2)
         >>> tables[1].get_device_tensor(2).tolist()
         [[0, 0, 0, 0], [3, 0, 0, 0]]
+
+        `paged_kv.RequestBatch` writes the blocks of a step straight into these rows:
+
+        >>> from paged_kv import (
+        ...     FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheManager, Request,
+        ...     RequestBatch,
+        ... )
+        >>> import numpy as np
+        >>> spec = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=8, dtype="float32")
+        >>> config = KVCacheConfig(10, [], [KVCacheGroupSpec(["layer.0"], spec)])
+        >>> manager = KVCacheManager(config, 128, 16, 16, enable_caching=False)
+        >>> tables = MultiGroupBlockTable(2, 32, None, "cpu", [16], [8])
+        >>> batch = RequestBatch(manager, tables)
+        >>> batch.add(Request("a", list(range(20))), row_idx=1)
+        >>> batch.allocate_slots(np.array([1], np.int32), 20)
+        array([], dtype=int32)
+        >>> tables.commit_block_table(2)
+        >>> tables[0].get_device_tensor(2)[:, :3].tolist()
+        [[0, 0, 0], [1, 2, 0]]
     """
 
     def __init__(
@@ -272,6 +301,10 @@ class MultiGroupBlockTable:
     def __getitem__(self, idx: int) -> BlockTable:
         """The table of a group."""
         return self.block_tables[idx]
+
+    def __iter__(self) -> Iterator[BlockTable]:
+        """The tables, group after group: `paged_kv.RequestBatch` takes them."""
+        return iter(self.block_tables)
 
     def __len__(self) -> int:
         """The number of groups."""

@@ -21,6 +21,7 @@ from paged_kv._core import (
     get_group_id,
     make_block_hash_with_group_id,
     sha256_cbor,
+    xxhash_cbor,
 )
 
 if TYPE_CHECKING:
@@ -37,12 +38,14 @@ __all__ = [
     "generate_block_hash_extra_keys",
     "get_block_hash",
     "get_group_id",
+    "get_hash_fn_by_name",
     "get_request_block_hasher",
     "hash_block_tokens",
     "hash_blocks",
     "init_none_hash",
     "make_block_hash_with_group_id",
     "sha256_cbor",
+    "xxhash_cbor",
 ]
 
 
@@ -60,18 +63,49 @@ class HashedRequest(Protocol):
 
 DEFAULT_NONE_HASH_SEED = "vllm-none-hash"
 
+_FUNCTIONS: dict[str, Callable[[Any], bytes]] = {
+    "sha256_cbor": sha256_cbor,
+    "xxhash_cbor": xxhash_cbor,
+}
+
+
+def get_hash_fn_by_name(hash_fn_name: str) -> Callable[[Any], bytes]:
+    """The hash function of vLLM's ``prefix_caching_hash_algo``.
+
+    Args:
+        hash_fn_name: ``"sha256_cbor"`` or ``"xxhash_cbor"``. The second is faster to compute, but
+            not collision resistant: the tokens of blocks are then kept too, and compared.
+
+    Raises:
+        ValueError: Another name. vLLM's ``"sha256"`` and ``"xxhash"`` hash a pickle, whose bytes
+            depend on which objects are identical.
+
+    Source:
+        vLLM 0.32 utils/hashing.py::get_hash_fn_by_name.
+
+    Example:
+        >>> get_hash_fn_by_name("xxhash_cbor") is xxhash_cbor
+        True
+    """
+    if hash_fn_name not in _FUNCTIONS:
+        msg = f"hash_fn_name must be one of {', '.join(_FUNCTIONS)}, got {hash_fn_name!r}"
+        raise ValueError(msg)
+    return _FUNCTIONS[hash_fn_name]
+
+
 NONE_HASH: bytes
 """Stands for the parent of a first block. Read it as `hashing.NONE_HASH`: it can change."""
 
 
 def init_none_hash(hash_fn: Callable[[Any], bytes] = sha256_cbor) -> None:
-    """Set `NONE_HASH` to the hash of ``$PYTHONHASHSEED``, or of "vllm-none-hash" if that is unset.
+    """Set `NONE_HASH` to the hash of ``$PYTHONHASHSEED``, or of a default seed if that is unset.
 
-    Done once at import. Processes that share cached blocks need the same seed; after a change,
+    The default is "vllm-none-hash", and random with `xxhash_cbor`, as in vLLM. Done once at import,
+    for `sha256_cbor`. Processes that share cached blocks need the same seed; after a change,
     blocks that are cached under the old one are no longer found.
 
     Args:
-        hash_fn: Maps a str to 32 bytes.
+        hash_fn: Maps a str to 32 bytes, or to 16 (`xxhash_cbor`).
 
     Example:
         >>> init_none_hash()
@@ -79,7 +113,8 @@ def init_none_hash(hash_fn: Callable[[Any], bytes] = sha256_cbor) -> None:
         32
     """
     global NONE_HASH
-    NONE_HASH = hash_fn(os.environ.get("PYTHONHASHSEED", DEFAULT_NONE_HASH_SEED))
+    default = os.urandom(32).hex() if hash_fn is xxhash_cbor else DEFAULT_NONE_HASH_SEED
+    NONE_HASH = hash_fn(os.environ.get("PYTHONHASHSEED", default))
 
 
 init_none_hash()
@@ -94,14 +129,14 @@ def hash_block_tokens(
     """Hash one full block.
 
     Args:
-        hash_function: `sha256_cbor` (native), or any function of (parent, tokens, extra keys) that
-            returns 32 bytes.
+        hash_function: `sha256_cbor`, `xxhash_cbor`, or any function of (parent, tokens, extra keys)
+            that returns bytes.
         parent_block_hash: Hash of the block before it; None for a first block.
         curr_block_token_ids: All tokens of the block.
         extra_keys: See `generate_block_hash_extra_keys`.
 
     Returns:
-        32 bytes.
+        32 bytes; 16 with `xxhash_cbor`.
 
     Example:
         >>> hash_block_tokens(sha256_cbor, None, [1, 2, 3, 4]).hex()[:8]  # without PYTHONHASHSEED
@@ -110,7 +145,8 @@ def hash_block_tokens(
     parent = parent_block_hash or NONE_HASH
     if hash_function is sha256_cbor:
         return _core.hash_block_tokens(parent, curr_block_token_ids, extra_keys)
-    return hash_function((parent, tuple(curr_block_token_ids), extra_keys))
+    tokens = tuple(int(token) for token in curr_block_token_ids)
+    return hash_function((parent, tokens, extra_keys))
 
 
 def hash_blocks(
@@ -144,7 +180,7 @@ class RequestBlockHasher:
 
     Attributes:
         hash_block_size: Tokens per block.
-        is_native: Whether it is `sha256_cbor`, which a `paged_kv.Request` computes by itself.
+        algorithm: The hash function's name if a `paged_kv.Request` computes it by itself.
     """
 
     __slots__ = ("_hash_function", "hash_block_size")
@@ -157,9 +193,12 @@ class RequestBlockHasher:
         self._hash_function = hash_function
 
     @property
-    def is_native(self) -> bool:
-        """Whether the hashes are those of `sha256_cbor`."""
-        return self._hash_function is sha256_cbor
+    def algorithm(self) -> str | None:
+        """``"sha256_cbor"`` or ``"xxhash_cbor"``; None: another function."""
+        for name, function in _FUNCTIONS.items():
+            if function is self._hash_function:
+                return name
+        return None
 
     def __call__(self, request: HashedRequest) -> BlockHashList:
         """The hashes of the full blocks that are not in ``request.block_hashes`` yet."""
@@ -171,7 +210,7 @@ class RequestBlockHasher:
             return BlockHashList()
         parent = hashes[-1] if num_hashed else NONE_HASH
         token_ids = request.all_token_ids[num_hashed * block_size : num_full * block_size]
-        if self.is_native:
+        if self._hash_function is sha256_cbor:
             return _core.hash_full_blocks(request, token_ids, block_size, num_hashed, parent)
         return _hash_with(self._hash_function, request, token_ids, block_size, num_hashed, parent)
 
@@ -183,8 +222,9 @@ def get_request_block_hasher(
 
     The caller adds what the function returns to the request's `block_hashes`; a `paged_kv.Request`
     does so by itself. `lora_request`, `mm_features`, `cache_salt` and `prompt_embeds` of the
-    request are read where present. The cost is one hash per new full block; tokens of hashed blocks
-    are not looked at.
+    request are read where present. With `xxhash_cbor`, only blocks of a `paged_kv.Request` can be
+    cached: it keeps the tokens that a hash stands for. The cost is one hash per new full block;
+    tokens of hashed blocks are not looked at.
 
     Args:
         hash_block_size: Tokens per block.
@@ -220,7 +260,7 @@ def _hash_with(
         extra_keys, mm_idx = generate_block_hash_extra_keys(
             request, start, start + block_size, mm_idx
         )
-        tokens = [int(token) for token in token_ids[begin : begin + block_size]]
+        tokens = token_ids[begin : begin + block_size]
         parent = hash_block_tokens(hash_function, parent, tokens, extra_keys)
         hashes.append(parent)
     return hashes

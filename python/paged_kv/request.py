@@ -163,8 +163,9 @@ class Request(_core.Request):
         self.lora_request = lora_request
         self.mm_features = list(mm_features or ())
         self.prompt_embeds = prompt_embeds
-        if isinstance(block_hasher, hashing.RequestBlockHasher) and block_hasher.is_native:
-            self.set_block_hasher(block_hasher.hash_block_size, hashing.NONE_HASH)
+        algorithm = getattr(block_hasher, "algorithm", None)
+        if isinstance(block_hasher, hashing.RequestBlockHasher) and algorithm is not None:
+            self.set_block_hasher(block_hasher.hash_block_size, hashing.NONE_HASH, algorithm)
         elif block_hasher is not None:
             self.set_block_hasher(block_hasher)
 

@@ -4,6 +4,7 @@
 #include "paged_kv/cbor.h"
 #include "paged_kv/request_hash.h"
 
+#include <algorithm>
 #include <array>
 #include <stdexcept>
 #include <vector>
@@ -94,8 +95,26 @@ TEST(BlockHash, KeysPackToHashAndBigEndianGroup) {
   EXPECT_EQ(unpack(packed), key);
 }
 
+TEST(BlockHash, AnXxh3HashIsItsDigestToOthersAndTellsItsContent) {
+  const Xxh3Digest digest{0xab, 1, 2, 3};
+  const BlockHash hash = BlockHash::from_xxh3(digest, ContentId(0x123456789a));
+  EXPECT_TRUE(hash.is_xxh3());
+  EXPECT_FALSE(hash_of({1}).is_xxh3());
+  EXPECT_FALSE(BlockHash{}.is_xxh3());
+  EXPECT_TRUE(std::ranges::equal(hash.digest(), digest));
+  EXPECT_EQ(hash.content(), ContentId(0x123456789a));
+  EXPECT_NE(hash, BlockHash::from_xxh3(digest, ContentId(1)));
+  EXPECT_EQ(hash.without_content(), BlockHash::from_xxh3(digest, ContentId()));
+  EXPECT_EQ(hash_of({1}).without_content(), hash_of({1}));
+  const PackedKey packed = pack({hash, GroupId(2)});
+  EXPECT_EQ(packed.size(), 20U);
+  EXPECT_EQ(unpack(packed), (BlockHashWithGroupId{hash.without_content(), GroupId(2)}));
+  // Forged: what looks like a hash with a content must come from a BlockHash.
+  EXPECT_THROW(static_cast<void>(to_block_hash(hash.bytes)), std::invalid_argument);
+}
+
 TEST(BlockHash, UnpackRefusesOtherBytes) {
-  std::array<std::uint8_t, kPackedKeyBytes> negative_group{};
+  std::array<std::uint8_t, 36> negative_group{};
   negative_group[32] = 0x80;
   EXPECT_THROW(static_cast<void>(unpack(negative_group)), std::invalid_argument);
   EXPECT_THROW(static_cast<void>(unpack(std::span(negative_group).first(35))),

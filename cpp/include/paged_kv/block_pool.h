@@ -11,6 +11,7 @@
 #include "paged_kv/kv_block.h"
 #include "paged_kv/kv_cache_metrics.h"
 #include "paged_kv/kv_events.h"
+#include "paged_kv/prefix_contents.h"
 
 #include <cstdint>
 #include <map>
@@ -49,6 +50,7 @@ struct BlockPoolDump {
 //   I5  the prefix-cache index is well formed (M1 .. M3 of BlockHashToBlockMap);
 //   I6  the index holds (key, block) exactly if the block has that key: its own, or one of its
 //       secondary keys, which name parts of it;
+//       of a key that is_xxh3(), the pool holds the content;
 //   I7  the null block has ref_cnt 0 and no hash; without caching no block has one.
 //
 // Cost: O(1) per block for every method, unless said otherwise; nothing but results is allocated.
@@ -60,12 +62,15 @@ class BlockPool {
   // of a request's block hashes covers. With events, kv_events() reports what leaves the cache.
   // `eviction_policy` decides which free blocks are reused first; null: the least recently used.
   // Of the keys that leave the cache, the last `num_remembered_evictions` are told by
-  // was_evicted().
+  // was_evicted(). `prefix_contents` are those of the requests whose hashes are XXH3's; without
+  // them such hashes cannot be cached.
   BlockPool(std::int32_t num_gpu_blocks, bool enable_caching, std::int32_t hash_block_size,
             bool enable_kv_cache_events = false,
             std::shared_ptr<KVCacheMetricsCollector> metrics_collector = nullptr,
             std::shared_ptr<EvictionPolicy> eviction_policy = nullptr,
-            std::int32_t num_remembered_evictions = 0);
+            std::int32_t num_remembered_evictions = 0,
+            std::shared_ptr<PrefixContents> prefix_contents = nullptr);
+  ~BlockPool() { release_contents(); }
   BlockPool(const BlockPool&) = delete;
   BlockPool& operator=(const BlockPool&) = delete;
 
@@ -175,7 +180,10 @@ class BlockPool {
   void choose_places(Place place);
   void check_can_be_cached(const KVCacheBlock& block, const NewKey& key,
                            std::int64_t block_size) const;
+  void check_content(const BlockHash& hash) const;
+  void release_contents() noexcept;
   void insert_key(KVCacheBlock& block, const NewKey& key);
+  void remove_from_index(const BlockHashWithGroupId& key, BlockId block) noexcept;
   void remove_from_cache(KVCacheBlock& block);
   void remove_key(const KVCacheBlock& block, const BlockHashWithGroupId& key);
 
@@ -188,6 +196,8 @@ class BlockPool {
   std::shared_ptr<KVCacheMetricsCollector> metrics_collector_;
   std::shared_ptr<EvictionPolicy> eviction_policy_;
   EvictedKeys evicted_keys_;
+  std::shared_ptr<PrefixContents> prefix_contents_;
+  std::int64_t num_held_contents_ = 0;  // keys in the index that are XXH3's
   bool enable_caching_;
   std::int32_t hash_block_size_;
   // Have room for all blocks, so that free_blocks() does not allocate.

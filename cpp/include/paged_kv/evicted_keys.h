@@ -10,7 +10,8 @@
 
 namespace paged_kv {
 
-// The keys that left the prefix cache last: a ring, and an index over it. For diagnosis.
+// The keys that left the prefix cache last: a ring, and an index over it. For diagnosis, so that of
+// an XXH3 hash the digest alone counts: its content is not kept for this.
 //
 // Cost: O(1) per call; memory is taken once, about 150 bytes a key.
 // Thread rule: one owner thread.
@@ -21,11 +22,16 @@ class EvictedKeys {
 
   void push(const BlockHashWithGroupId& key);
   [[nodiscard]] bool contains(const BlockHashWithGroupId& key) const {
-    return places_.get_one_block(key).has_value();
+    return places_.get_one_block(without_content(key)).has_value();
   }
   void clear() noexcept;
 
  private:
+  [[nodiscard]] static BlockHashWithGroupId without_content(
+      const BlockHashWithGroupId& key) noexcept {
+    return {key.hash.without_content(), key.group_id};
+  }
+
   std::vector<BlockHashWithGroupId> ring_;  // an unused place has no group
   std::size_t next_ = 0;
   BlockHashToBlockMap places_;  // a "block" is a place in the ring

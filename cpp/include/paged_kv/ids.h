@@ -43,6 +43,8 @@ using BlockId = StrongId<struct BlockIdTag, std::int32_t>;
 using GroupId = StrongId<struct GroupIdTag, std::int32_t>;
 // A request's row in the tables of a KVCacheManager. Rows are reused.
 using RequestIdx = StrongId<struct RequestIdxTag, std::int32_t>;
+// The content of a prefix, see prefix_contents.h.
+using ContentId = StrongId<struct ContentIdTag, std::int64_t>;
 
 // Block 0 of every pool: stands in tables where no block is held, and is never handed out.
 inline constexpr BlockId kNullBlockId{0};

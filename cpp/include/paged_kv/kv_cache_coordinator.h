@@ -27,6 +27,7 @@ struct CoordinatorOptions {
   std::shared_ptr<KVCacheMetricsCollector> metrics_collector;
   std::shared_ptr<EvictionPolicy> eviction_policy = nullptr;
   std::int64_t num_remembered_evictions = 0;
+  std::shared_ptr<PrefixContents> prefix_contents = nullptr;
 };
 
 struct CacheHit {

@@ -38,6 +38,8 @@ struct KVCacheManagerOptions {
   std::shared_ptr<EvictionPolicy> eviction_policy = nullptr;
   // Evictions that why_no_hit() can tell of: the last so many.
   std::int64_t num_remembered_evictions = 0;
+  // Those of the requests whose block hashes are XXH3's; needed to cache them.
+  std::shared_ptr<PrefixContents> prefix_contents = nullptr;
 };
 
 struct AllocateSlotsArgs {

@@ -60,8 +60,8 @@ struct NoHitReport {
 // with full attention have, or else one block more than the hit.
 //
 // That a block differs by an extra key is found by hashing the request without that key, which
-// needs the native hasher (Request::sha256_hasher()) and finds only what was cached without the
-// key, not what was cached with another one.
+// needs the native hasher (Request::sha256_hasher(), xxh3_hasher()) and finds only what was cached
+// without the key, not what was cached with another one.
 //
 // Cost: lookups of all blocks, in each group once more than get_computed_blocks(); at most 5 times
 // the hashes of the tokens up to the missing block. Allocates.

@@ -48,6 +48,34 @@ struct Sha256BlockHasher {
   [[nodiscard]] std::vector<BlockHash> operator()(const Request& request) const;
 };
 
+// Hashes blocks of `hash_block_size` tokens with `xxhash_cbor`, and keeps their contents in
+// `contents` as long as it lives. The hasher of one request.
+class Xxh3BlockHasher {
+ public:
+  Xxh3BlockHasher(std::int64_t hash_block_size, const BlockHash& none_hash,
+                  std::shared_ptr<PrefixContents> contents);
+
+  // Throws std::invalid_argument if the request has hashes that another hasher made.
+  [[nodiscard]] std::vector<BlockHash> operator()(const Request& request);
+
+  // The hashes of the first tokens of a request with other keys. They serve as long as `last`,
+  // which becomes the holder of their contents.
+  [[nodiscard]] std::vector<BlockHash> hash_prefix(const RequestKeys& keys,
+                                                   std::span<const std::int32_t> token_ids,
+                                                   ContentHolder& last) const;
+
+ private:
+  std::int64_t hash_block_size_;
+  BlockHash none_hash_;
+  std::shared_ptr<PrefixContents> contents_;
+  ContentHolder last_;  // of the request's last hash
+};
+
+// An Xxh3BlockHasher. Throws std::invalid_argument unless hash_block_size is positive.
+[[nodiscard]] RequestBlockHasher make_xxh3_block_hasher(std::int64_t hash_block_size,
+                                                        const BlockHash& none_hash,
+                                                        std::shared_ptr<PrefixContents> contents);
+
 // A Sha256BlockHasher. Throws std::invalid_argument unless hash_block_size is positive.
 [[nodiscard]] RequestBlockHasher make_request_block_hasher(std::int64_t hash_block_size,
                                                            const BlockHash& none_hash);
@@ -128,12 +156,16 @@ class Request {
   }
   [[nodiscard]] std::span<const BlockHash> block_hashes() const noexcept { return block_hashes_; }
 
-  // Hashes the blocks that are full now, and from now on those that become full.
+  // Hashes the blocks that are full now, and from now on those that become full. Throws
+  // std::invalid_argument if an Xxh3BlockHasher has made hashes, which it must keep.
   void set_block_hasher(RequestBlockHasher hasher);
 
   // Null: the hasher is another function, or there is none.
   [[nodiscard]] const Sha256BlockHasher* sha256_hasher() const noexcept {
     return hasher_.target<Sha256BlockHasher>();
+  }
+  [[nodiscard]] const Xxh3BlockHasher* xxh3_hasher() const noexcept {
+    return hasher_.target<Xxh3BlockHasher>();
   }
 
   void append_output_token_ids(std::span<const std::int32_t> token_ids);

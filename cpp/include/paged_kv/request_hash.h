@@ -9,6 +9,7 @@
 #include "paged_kv/block_hash.h"
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -81,5 +82,13 @@ struct BlockExtraKeys {
                                                       std::int64_t block_size,
                                                       std::int64_t first_block,
                                                       const BlockHash& parent);
+
+// The same with XXH3: what vLLM calls `xxhash_cbor`. Contents of the blocks are kept in `contents`;
+// `last` becomes the holder of the last one, and so of all. `parent` is the none hash, or what
+// `last` holds.
+[[nodiscard]] std::vector<BlockHash> hash_full_blocks_xxh3(
+    const RequestKeys& request, std::span<const std::int32_t> token_ids, std::int64_t block_size,
+    std::int64_t first_block, const BlockHash& parent,
+    const std::shared_ptr<PrefixContents>& contents, ContentHolder& last);
 
 }  // namespace paged_kv
