@@ -325,7 +325,7 @@ def test_a_parent_that_is_no_hash_is_refused(parent, error):
 
 @pytest.mark.parametrize("value", [1.5, {"a": 1}, True, object(), [set()]])
 def test_sha256_cbor_refuses_other_types(value):
-    with pytest.raises(TypeError, match="sha256_cbor hashes"):
+    with pytest.raises(TypeError, match="only None, int, str, bytes, tuple and list are hashed"):
         sha256_cbor(value)
 
 
@@ -348,7 +348,7 @@ def test_key_packing_round_trips():
     assert key == bytes(range(32)) + b"\x00\x00\x01\x02"
     assert get_block_hash(key) == bytes(range(32))
     assert get_group_id(key) == 258
-    with pytest.raises(ValueError, match="36 bytes"):
+    with pytest.raises(ValueError, match="36 or 20 bytes"):
         get_group_id(key[:-1])
     with pytest.raises(ValueError, match="must not be negative"):
         make_block_hash_with_group_id(bytes(32), -1)
@@ -373,7 +373,7 @@ def test_block_hash_list_behaves_like_a_list():
         hashes[-4]
     with pytest.raises(ValueError, match=r"must be in \[0, 3\]"):
         hashes.truncate(4)
-    with pytest.raises(ValueError, match="32 bytes"):
+    with pytest.raises(ValueError, match="32 or 16 bytes"):
         hashes.append(b"short")
     with pytest.raises(TypeError):
         hashes.extend([b"x" * 32, 1])

@@ -187,12 +187,18 @@ def test_an_empty_step_does_nothing():
         ([], "expected one for each of the 1 cache groups, got 0"),
         ([make_table(block_size=8)], "blocks of 4 tokens, got 8"),
         ([make_table(max_num_blocks_per_req=15)], "at least 16 blocks, got 15"),
-        ([None], "got None"),
     ],
 )
 def test_tables_must_fit_the_groups(tables, message):
     manager, _, _ = make()
     with pytest.raises(ValueError, match=message):
+        RequestBatch(manager, tables)
+
+
+@pytest.mark.parametrize("tables", [[None], [3], None, make_table()])
+def test_only_tables_are_taken(tables):
+    manager, _, _ = make()
+    with pytest.raises(TypeError):
         RequestBatch(manager, tables)
 
 

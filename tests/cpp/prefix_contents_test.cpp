@@ -2,6 +2,7 @@
 #include "paged_kv/prefix_contents.h"
 
 #include "failing_allocations.h"
+#include "paged_kv/block_pool.h"
 #include "paged_kv/check.h"
 #include "paged_kv/request.h"
 

@@ -24,7 +24,7 @@ MAX_LINES_KERNEL = 500
 CORE_LAYERS = (
     ("check", "ids", "math", "strided_view", "big_endian", "huge_pages"),
     (
-        *("sha256", "cbor", "block_hash", "request_hash"),
+        *("sha256", "xxh3", "cbor", "prefix_contents", "block_hash", "request_hash"),
         *("kv_block", "free_queue", "index_table", "block_hash_map"),
         *("eviction_policy", "evicted_keys"),
     ),
