@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "paged_kv/xxh3.h"
 
+#include "paged_kv/big_endian.h"
+
 #include <bit>
 #include <cstring>
 
@@ -234,10 +236,8 @@ Hash128 hash(Bytes in, std::size_t size) noexcept {
 Xxh3Digest xxh3_128(std::span<const std::uint8_t> message) noexcept {
   const Hash128 value = hash(message.data(), message.size());
   Xxh3Digest digest;
-  for (std::size_t i = 0; i < 8; ++i) {
-    digest[i] = static_cast<std::uint8_t>(value.high >> (56 - 8 * i));
-    digest[8 + i] = static_cast<std::uint8_t>(value.low >> (56 - 8 * i));
-  }
+  store_big_endian(value.high, digest.data());
+  store_big_endian(value.low, digest.data() + 8);
   return digest;
 }
 

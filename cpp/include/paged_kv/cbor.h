@@ -69,8 +69,10 @@ class CborWriter {
   static constexpr std::size_t kMaxHeadBytes = 9;
 
   void write_head(MajorType type, std::uint64_t value) {
-    std::array<std::uint8_t, kMaxHeadBytes> head;
-    out_.insert(out_.end(), head.data(), put_head(head.data(), type, value));
+    const std::size_t size = out_.size();
+    out_.resize(size + kMaxHeadBytes);
+    const std::uint8_t* end = put_head(out_.data() + size, type, value);
+    out_.resize(static_cast<std::size_t>(end - out_.data()));
   }
 
   static std::uint8_t* put_int(std::uint8_t* out, std::int64_t value) noexcept {
