@@ -71,8 +71,7 @@ PackedKey pack(const BlockHashWithGroupId& key) {
   const auto digest = key.hash.digest();
   PackedKey packed(digest.size() + kPackedGroupIdBytes);
   std::ranges::copy(digest, packed.begin());
-  store_big_endian(static_cast<std::uint32_t>(key.group_id.value()),
-                   packed.data() + digest.size());
+  store_big_endian(static_cast<std::uint32_t>(key.group_id.value()), packed.data() + digest.size());
   return packed;
 }
 
