@@ -16,7 +16,10 @@ __all__ = ["CacheEngine"]
 
 
 class CacheEngine:
-    """Allocates one key and one value cache for each layer, in the ``nhd`` layout.
+    """Allocates one key and one value cache for each layer, in the ``hnd`` layout.
+
+    There the tokens of a block and kv head lie together, which is what attention on a CPU reads
+    fastest (docs/kernels.md).
 
     Memory is not written here: a slot holds anything until the first token is stored in it, and
     attention never reads such slots. On a CPU that also means that pages cost nothing before
@@ -24,7 +27,7 @@ class CacheEngine:
 
     Attributes:
         kv_caches: ``(key_cache, value_cache)`` of each layer, each
-            ``[num_blocks, block_size, num_kv_heads, head_size]``.
+            ``[num_blocks, block_size, num_kv_heads, head_size]``, a transposed view.
         num_blocks: Blocks in each cache, the null block included.
         block_size: Tokens per block.
 
@@ -55,14 +58,12 @@ class CacheEngine:
                 "available: use fewer blocks (num_blocks)"
             )
             raise MemoryError(msg)
-        shape = (num_blocks, block_size, config.num_kv_heads, config.head_size)
-        self.kv_caches = [
-            (
-                torch.empty(shape, dtype=dtype, device=device),
-                torch.empty(shape, dtype=dtype, device=device),
-            )
-            for _ in range(config.num_layers)
-        ]
+        shape = (num_blocks, config.num_kv_heads, block_size, config.head_size)
+
+        def make_cache() -> torch.Tensor:
+            return torch.empty(shape, dtype=dtype, device=device).transpose(1, 2)
+
+        self.kv_caches = [(make_cache(), make_cache()) for _ in range(config.num_layers)]
 
     @property
     def num_bytes(self) -> int:
