@@ -7,6 +7,7 @@
 #include "paged_kv/request.h"
 
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <random>
 #include <set>
@@ -77,6 +78,19 @@ TEST(PrefixContents, APrefixThatIsNotKeptCannotBeContinued) {
                std::invalid_argument);
   EXPECT_FALSE(contents->contains(ContentId(5)));
   EXPECT_FALSE(contents->contains(kNothing));
+}
+
+TEST(PrefixContents, ContentsThatMeetInTheIndexAreToldApart) {
+  // So many have some pairs with the same 32 bits of hash.
+  constexpr std::uint32_t kNumContents = 300'000;
+  const auto contents = make_contents();
+  std::vector<ContentHolder> held;
+  for (std::uint32_t i = 0; i < kNumContents; ++i) {
+    Bytes block(sizeof i);
+    std::memcpy(block.data(), &i, sizeof i);
+    held.push_back(hold(contents, kNothing, block));
+  }
+  EXPECT_EQ(contents->size(), kNumContents);
 }
 
 TEST(PrefixContents, ALongPrefixIsReleasedWithoutRecursion) {
