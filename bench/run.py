@@ -25,6 +25,7 @@ import bench_cache
 import bench_generate
 import bench_host
 import bench_pool
+import bench_scaling
 from timing import machine
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ SUITES = {
     "pool": bench_pool.rows,
     "cache": bench_cache.rows,
     ATTENTION: bench_attention.rows,
+    "scaling": bench_scaling.rows,
     "generate": bench_generate.rows,
 }
 HOST = "host"  # needs a peer

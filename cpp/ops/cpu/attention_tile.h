@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The core of all attention kernels: one tile of queries of one kv head against a range of keys,
-// with an online softmax (arXiv 2205.14135) over tiles of keys.
+// The core of all attention kernels: one tile of queries, of some kv heads, against a range of
+// keys, with an online softmax (arXiv 2205.14135) over tiles of keys.
 #pragma once
 
 #include "ops/cpu/cache_rows.h"
@@ -60,7 +60,7 @@ struct AttentionRow {
   [[nodiscard]] bool has_keys() const noexcept { return state.sum != 0; }
 };
 
-// row becomes what it is together with `other`, whose keys follow. May overwrite `other`'s output.
+// row becomes what it is together with `other`, whose keys follow.
 void join_rows(const PagedAttentionParams& params, AttentionRow& row, const AttentionRow& other);
 
 // Works on tiles one after the other; holds the scratch of one thread and the params of the call.
