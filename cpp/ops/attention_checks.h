@@ -94,45 +94,27 @@ inline void check_cache(const Tensor& key_cache, const Tensor& value_cache,
   }
 }
 
+// Which dimension of a cache tensor is what; blocks are dimension 0.
+struct CacheDims {
+  std::int32_t token, head, element;
+  std::int32_t chunk = -1;  // -1: all elements of a head are one chunk
+};
+inline constexpr CacheDims kNhdDims{.token = 1, .head = 2, .element = 3};
+inline constexpr CacheDims kPackedKeyDims{.token = 3, .head = 1, .element = 4, .chunk = 2};
+inline constexpr CacheDims kPackedValueDims{.token = 3, .head = 1, .element = 2};
+
 // After check_cache().
-[[nodiscard]] inline cpu::CacheSide nhd_cache_side(const Tensor& cache, KvScale scale) {
-  const auto element = static_cast<std::int64_t>(cache.element_size());
+[[nodiscard]] inline cpu::CacheSide cache_side(const Tensor& cache, const CacheDims& dims,
+                                               KvScale scale) {
+  const auto element_bytes = static_cast<std::int64_t>(cache.element_size());
   return {
       .data = static_cast<const std::byte*>(cache.const_data_ptr()),
-      .block_stride = cache.stride(0) * element,
-      .token_stride = cache.stride(1) * element,
-      .head_stride = cache.stride(2) * element,
-      .dim_stride = cache.stride(3) * element,
-      .chunk_size = cache.size(3),
-      .chunk_stride = 0,
-      .scale = scale,
-  };
-}
-
-[[nodiscard]] inline cpu::CacheSide packed_key_side(const Tensor& cache, KvScale scale) {
-  const auto element = static_cast<std::int64_t>(cache.element_size());
-  return {
-      .data = static_cast<const std::byte*>(cache.const_data_ptr()),
-      .block_stride = cache.stride(0) * element,
-      .token_stride = cache.stride(3) * element,
-      .head_stride = cache.stride(1) * element,
-      .dim_stride = cache.stride(4) * element,
-      .chunk_size = cache.size(4),
-      .chunk_stride = cache.stride(2) * element,
-      .scale = scale,
-  };
-}
-
-[[nodiscard]] inline cpu::CacheSide packed_value_side(const Tensor& cache, KvScale scale) {
-  const auto element = static_cast<std::int64_t>(cache.element_size());
-  return {
-      .data = static_cast<const std::byte*>(cache.const_data_ptr()),
-      .block_stride = cache.stride(0) * element,
-      .token_stride = cache.stride(3) * element,
-      .head_stride = cache.stride(1) * element,
-      .dim_stride = cache.stride(2) * element,
-      .chunk_size = cache.size(2),
-      .chunk_stride = 0,
+      .block_stride = cache.stride(0) * element_bytes,
+      .token_stride = cache.stride(dims.token) * element_bytes,
+      .head_stride = cache.stride(dims.head) * element_bytes,
+      .dim_stride = cache.stride(dims.element) * element_bytes,
+      .chunk_size = cache.size(dims.element),
+      .chunk_stride = dims.chunk < 0 ? 0 : cache.stride(dims.chunk) * element_bytes,
       .scale = scale,
   };
 }
@@ -150,10 +132,8 @@ inline void set_tensors(cpu::PagedAttentionParams& params, const Tensor& out, co
   if (kv_cache_dtype == KvCacheDtype::kAuto) scales = {};
   const bool is_packed = key_cache.dim() == 5;
   params.cache_type = cache_element_type(kv_cache_dtype, query);
-  params.key =
-      is_packed ? packed_key_side(key_cache, scales.key) : nhd_cache_side(key_cache, scales.key);
-  params.value = is_packed ? packed_value_side(value_cache, scales.value)
-                           : nhd_cache_side(value_cache, scales.value);
+  params.key = cache_side(key_cache, is_packed ? kPackedKeyDims : kNhdDims, scales.key);
+  params.value = cache_side(value_cache, is_packed ? kPackedValueDims : kNhdDims, scales.value);
   params.query_type = element_type(query);
   params.query = query.const_data_ptr();
   params.query_token_stride = query.stride(0);

@@ -3,31 +3,16 @@
 
 from __future__ import annotations
 
-import numpy as np
+from core.kv_managers import full, make_request, window
 
 from paged_kv import (
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
-    FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheManager,
-    Request,
-    SlidingWindowSpec,
-    get_request_block_hasher,
 )
-
-BLOCK = 16
-SHAPE = {"num_kv_heads": 1, "head_size": 8, "dtype": "float32"}
-
-
-def full(block_size=BLOCK):
-    return FullAttentionSpec(block_size=block_size, **SHAPE)
-
-
-def window(size, block_size=BLOCK):
-    return SlidingWindowSpec(block_size=block_size, sliding_window=size, **SHAPE)
 
 
 def make_manager(*specs, num_blocks=32, retention=None, **options):
@@ -37,11 +22,6 @@ def make_manager(*specs, num_blocks=32, retention=None, **options):
         KVCacheConfig(num_blocks, [], groups, retention), 1024, max(sizes), min(sizes),
         enable_kv_cache_events=True, use_int_block_hashes=False, **options,
     )  # fmt: skip
-
-
-def make_request(name, num_tokens, first_token=0):
-    tokens = np.arange(first_token, first_token + num_tokens)
-    return Request(name, tokens, block_hasher=get_request_block_hasher(BLOCK))
 
 
 def removed(events):

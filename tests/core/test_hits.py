@@ -3,29 +3,16 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
+from core.kv_managers import BLOCK, full, make_request, window
 
 from paged_kv import (
-    FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheManager,
     Request,
-    SlidingWindowSpec,
     get_request_block_hasher,
 )
-
-BLOCK = 16
-SHAPE = {"num_kv_heads": 1, "head_size": 8, "dtype": "float32"}
-
-
-def full(block_size=BLOCK):
-    return FullAttentionSpec(block_size=block_size, **SHAPE)
-
-
-def window(size, block_size=BLOCK):
-    return SlidingWindowSpec(block_size=block_size, sliding_window=size, **SHAPE)
 
 
 def make_manager(*specs, num_blocks=64, retention=None, **options):
@@ -33,11 +20,6 @@ def make_manager(*specs, num_blocks=64, retention=None, **options):
     sizes = [group.kv_cache_spec.block_size for group in groups]
     config = KVCacheConfig(num_blocks, [], groups, retention)
     return KVCacheManager(config, 1024, max(sizes), min(sizes), **options)
-
-
-def make_request(name, num_tokens, first_token=0):
-    tokens = np.arange(first_token, first_token + num_tokens)
-    return Request(name, tokens, block_hasher=get_request_block_hasher(BLOCK))
 
 
 def run(manager, request, *, keep=False):

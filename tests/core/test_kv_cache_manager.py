@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
+from core.kv_managers import BLOCK, SHAPE, full, make_request, window
 
 from paged_kv import (
     ChunkedLocalAttentionSpec,
-    FullAttentionSpec,
     KVCacheBlocks,
     KVCacheConfig,
     KVCacheGroupSpec,
@@ -16,20 +15,7 @@ from paged_kv import (
     KVCacheMetricsCollector,
     Request,
     RequestStatus,
-    SlidingWindowSpec,
-    get_request_block_hasher,
 )
-
-BLOCK = 16
-SHAPE = {"num_kv_heads": 1, "head_size": 8, "dtype": "float32"}
-
-
-def full(block_size=BLOCK):
-    return FullAttentionSpec(block_size=block_size, **SHAPE)
-
-
-def window(size, block_size=BLOCK):
-    return SlidingWindowSpec(block_size=block_size, sliding_window=size, **SHAPE)
 
 
 def chunked(size, block_size=BLOCK):
@@ -45,12 +31,6 @@ def make_manager(*specs, num_blocks=32, retention=None, **options):
         **options,
     }
     return KVCacheManager(KVCacheConfig(num_blocks, [], groups, retention), **options)
-
-
-def make_request(name, num_tokens, block_size=BLOCK, **arguments):
-    return Request(
-        name, np.arange(num_tokens), block_hasher=get_request_block_hasher(block_size), **arguments
-    )
 
 
 def state(manager, *requests):

@@ -48,14 +48,14 @@ AttentionTile::AttentionTile(const PagedAttentionParams& params, ScratchCutter& 
   queries_ = scratch.take<Query>(max_rows);
   rows_ = scratch.take<AttentionRow>(max_rows);
   split_rows_ = scratch.take<AttentionRow>(max_rows);
-  output_ = scratch.take<float>(max_rows * padded_size_);
-  split_output_ = scratch.take<float>(max_rows * padded_size_);
+  float* output = scratch.take<float>(max_rows * padded_size_);
+  float* split_output = scratch.take<float>(max_rows * padded_size_);
   query_ = scratch.take<float>(max_rows * padded_size_);
   logits_ = scratch.take<float>(max_rows * kTileKeys);
-  if (output_ == nullptr) return;
+  if (output == nullptr) return;
   for (std::int64_t r = 0; r < max_rows; ++r) {
-    rows_[r].output = output_ + r * padded_size_;
-    split_rows_[r].output = split_output_ + r * padded_size_;
+    rows_[r].output = output + r * padded_size_;
+    split_rows_[r].output = split_output + r * padded_size_;
   }
 }
 
@@ -64,17 +64,15 @@ void AttentionTile::run(const QueryTile& tile, KeyRange keys) {
   keys_.begin(tile.seq, tile.num_queries * group_size_);
   values_.begin(tile.seq, tile.num_queries * group_size_);
   clear(rows_);
-  bool is_first = true;
   for (std::int64_t begin = seen_.begin; begin < seen_.end;) {
     const std::int64_t end = std::min(seen_.end, (begin / kSplitKeys + 1) * kSplitKeys);
-    if (is_first) {
+    if (begin == seen_.begin) {
       run_split({begin, end}, rows_);
     } else {
       clear(split_rows_);
       run_split({begin, end}, split_rows_);
       for (std::int64_t r = 0; r < num_rows_; ++r) join_rows(params_, rows_[r], split_rows_[r]);
     }
-    is_first = false;
     begin = end;
   }
 }
@@ -153,18 +151,25 @@ void AttentionTile::set_columns(std::int64_t tile_begin) noexcept {
   }
 }
 
+KeyRange AttentionTile::common_columns(std::int64_t first, std::int64_t last) const noexcept {
+  KeyRange common{0, kTileKeys};
+  for (std::int64_t r = first; r < last; ++r) {
+    const KeyRange columns = queries_[r].columns;
+    common = {std::max(common.begin, columns.begin), std::min(common.end, columns.end)};
+  }
+  return common;
+}
+
 // All rows at once if they see the same keys, else by halves, each with its own.
 void AttentionTile::multiply_keys(TokenRows keys, std::int64_t first, std::int64_t last) {
   constexpr std::int64_t kMinRows = 8;
   KeyRange all{kTileKeys, 0};
-  KeyRange common{0, kTileKeys};
   for (std::int64_t r = first; r < last; ++r) {
     const KeyRange columns = queries_[r].columns;
     all = {std::min(all.begin, columns.begin), std::max(all.end, columns.end)};
-    common = {std::max(common.begin, columns.begin), std::min(common.end, columns.end)};
   }
   if (all.empty()) return;
-  if (equal(all, common) || last - first <= kMinRows) {
+  if (equal(all, common_columns(first, last)) || last - first <= kMinRows) {
     keys.begin = all.begin;
     keys.end = all.end;
     kernels_.multiply_keys[keys_.type()](
@@ -245,11 +250,7 @@ void AttentionTile::add_to_rows(TokenRows values, KeyRange columns, std::int64_t
 // Each row's columns still come in order.
 void AttentionTile::add_to_few_rows(const TokenRows& values, std::int64_t first, std::int64_t last,
                                     AttentionRow* rows) {
-  KeyRange common{0, kTileKeys};
-  for (std::int64_t r = first; r < last; ++r) {
-    const KeyRange columns = queries_[r].columns;
-    common = {std::max(common.begin, columns.begin), std::min(common.end, columns.end)};
-  }
+  const KeyRange common = common_columns(first, last);
   if (common.empty()) {
     for (std::int64_t r = first; r < last; ++r) {
       add_to_rows(values, queries_[r].columns, r, r + 1, rows);

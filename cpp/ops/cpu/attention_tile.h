@@ -95,6 +95,8 @@ class AttentionTile {
   void run_head(std::int64_t kv_head, std::int64_t tile_begin, std::int64_t first,
                 std::int64_t last, AttentionRow* rows);
   void set_columns(std::int64_t tile_begin) noexcept;
+  // Those that all rows [first, last) see; may be empty.
+  [[nodiscard]] KeyRange common_columns(std::int64_t first, std::int64_t last) const noexcept;
   void multiply_keys(TokenRows keys, std::int64_t first, std::int64_t last);
   void softmax(std::int64_t tile_begin, float scale, std::int64_t first, std::int64_t last,
                AttentionRow* rows);
@@ -119,10 +121,8 @@ class AttentionTile {
   Query* queries_;      // [rows]
   AttentionRow* rows_;  // [rows], of all splits so far
   AttentionRow* split_rows_;
-  float* output_;        // [rows, padded_size], of rows_
-  float* split_output_;  // likewise
-  float* query_;         // [rows, padded_size]
-  float* logits_;        // [rows, kTileKeys], then the weights
+  float* query_;   // [rows, padded_size]
+  float* logits_;  // [rows, kTileKeys], then the weights
   CacheRows keys_, values_;
 };
 
