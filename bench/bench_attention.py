@@ -30,6 +30,7 @@ import paged_kv.ops
 from attention_inputs import KV_SCALE, check, make_inputs, make_sdpa, may_stay_cached
 from cases import DECODE, MIXED, PREFILL
 from machine_probe import Bound, fma_sampler, read_sampler
+from paged_kv import allocate_kv_cache
 from peer import Peer
 from timing import Row, call_sampler, take_turns
 
@@ -109,19 +110,13 @@ def _row(case: AttentionCase, num_samples: int, peer: Peer | None) -> Row:
 
 
 def make_ours(inputs: Inputs) -> Attention:
-    """Our op over a cache of the case's layout, which is filled here."""
+    """Our op over a cache of the case's layout, in huge pages, which is filled here."""
     return _x_packed(inputs) if inputs.case.layout == "vllm" else _varlen(inputs)
 
 
 def _varlen(inputs: Inputs) -> Attention:
     case = inputs.case
-    shape = (case.num_blocks, case.num_kv_heads, case.block_size, case.head_size)
-    if case.layout == "nhd":
-        shape = (shape[0], shape[2], shape[1], shape[3])
-    caches = tuple(torch.zeros(shape, dtype=case.cache_dtype) for _ in range(2))
-    key_cache, value_cache = (
-        cache if case.layout == "nhd" else cache.transpose(1, 2) for cache in caches
-    )
+    key_cache, value_cache = _allocate(case)
     inputs.fill((key_cache.transpose(1, 2), value_cache.transpose(1, 2)))
     out = torch.empty_like(inputs.query)
     kv_scale = None if case.kv_cache_dtype == "auto" else _kv_scale(case)
@@ -142,7 +137,7 @@ def _varlen(inputs: Inputs) -> Attention:
         )
         return out
 
-    return call, caches
+    return call, (key_cache, value_cache)
 
 
 def _x_packed(inputs: Inputs) -> Attention:
@@ -151,8 +146,9 @@ def _x_packed(inputs: Inputs) -> Attention:
     shape = (case.num_blocks, case.num_kv_heads, case.block_size, case.head_size)
     key, value = (torch.zeros(shape, dtype=case.cache_dtype) for _ in range(2))
     inputs.fill((key, value))
-    key_cache = key.unflatten(3, (-1, x)).transpose(2, 3).contiguous()
-    value_cache = value.transpose(2, 3).contiguous()
+    key_cache, value_cache = _allocate(case)
+    key_cache.copy_(key.unflatten(3, (-1, x)).transpose(2, 3))
+    value_cache.copy_(value.transpose(2, 3))
     out = torch.empty_like(inputs.query)
     kv_scale = _kv_scale(case)
     max_seq_len = int(inputs.seq_lens.max())
@@ -166,6 +162,14 @@ def _x_packed(inputs: Inputs) -> Attention:
         return out
 
     return call, (key_cache, value_cache)
+
+
+def _allocate(case: AttentionCase) -> tuple[Tensor, Tensor]:
+    return allocate_kv_cache(
+        *(case.num_blocks, case.block_size, case.num_kv_heads, case.head_size),
+        dtype=case.cache_dtype,
+        layout=case.layout,
+    )
 
 
 def _kv_scale(case: AttentionCase) -> Tensor:

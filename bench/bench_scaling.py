@@ -49,8 +49,8 @@ class Batch:
         torch.manual_seed(0)
         used = -(-self.seq_len // BLOCK_SIZE)
         ids = torch.randperm(self.num_blocks)[: self.num_seqs * used].int()
-        shape = (self.num_blocks, NUM_KV_HEADS, BLOCK_SIZE, HEAD_SIZE)
-        caches = [torch.empty(shape, dtype=torch.bfloat16) for _ in range(2)]
+        shape = (self.num_blocks, BLOCK_SIZE, NUM_KV_HEADS, HEAD_SIZE)
+        caches = paged_kv.allocate_kv_cache(*shape, dtype=torch.bfloat16)
         for cache in caches:
             cache[ids.long()] = torch.randn(len(ids), *shape[1:]).bfloat16()
         tables = torch.zeros(self.num_seqs, self.num_columns, dtype=torch.int32)
@@ -59,9 +59,8 @@ class Batch:
         starts = torch.arange(self.num_seqs + 1, dtype=torch.int32)
         lens = torch.full((self.num_seqs,), self.seq_len, dtype=torch.int32)
         out = torch.empty_like(query)
-        views = [cache.transpose(1, 2) for cache in caches]
         return lambda: paged_kv.ops.paged_attention_varlen(
-            out, query, *views, starts, lens, tables, HEAD_SIZE**-0.5
+            out, query, *caches, starts, lens, tables, HEAD_SIZE**-0.5
         )
 
 

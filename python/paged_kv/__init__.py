@@ -73,6 +73,7 @@ from paged_kv.request import (
 
 if TYPE_CHECKING:
     from paged_kv.engine import LLM, SamplingParams
+    from paged_kv.kv_cache_memory import allocate_kv_cache
 
 __all__ = [
     "LLM",
@@ -117,6 +118,7 @@ __all__ = [
     "SlidingWindowSpec",
     "UniformTypeKVCacheSpecs",
     "__version__",
+    "allocate_kv_cache",
     "estimate_max_model_len",
     "generate_block_hash_extra_keys",
     "generate_scheduler_kv_cache_config",
@@ -138,11 +140,15 @@ __all__ = [
 ]
 
 # Names that need torch; the rest of the package works without importing it.
-_FROM_ENGINE = ("LLM", "SamplingParams")
+_MODULE_OF = {
+    "LLM": "paged_kv.engine",
+    "SamplingParams": "paged_kv.engine",
+    "allocate_kv_cache": "paged_kv.kv_cache_memory",
+}
 
 
 def __getattr__(name: str) -> object:
-    if name in _FROM_ENGINE:
-        return getattr(importlib.import_module("paged_kv.engine"), name)
+    if name in _MODULE_OF:
+        return getattr(importlib.import_module(_MODULE_OF[name]), name)
     msg = f"module {__name__!r} has no attribute {name!r}"
     raise AttributeError(msg)

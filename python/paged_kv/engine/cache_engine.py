@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from paged_kv.engine.memory import available_memory_bytes, bytes_per_block
+from paged_kv.kv_cache_memory import allocate_kv_cache
 
 if TYPE_CHECKING:
+    import torch
+
     from paged_kv.models import ModelConfig
 
 __all__ = ["CacheEngine"]
@@ -21,9 +22,8 @@ class CacheEngine:
     There the tokens of a block and kv head lie together, which is what attention on a CPU reads
     fastest (docs/kernels.md).
 
-    Memory is not written here: a slot holds anything until the first token is stored in it, and
-    attention never reads such slots. On a CPU that also means that pages cost nothing before
-    they are used.
+    Their memory is that of :func:`~paged_kv.kv_cache_memory.allocate_kv_cache`: on a CPU in huge
+    pages, which cost nothing before they are used.
 
     Attributes:
         kv_caches: ``(key_cache, value_cache)`` of each layer, each
@@ -58,12 +58,10 @@ class CacheEngine:
                 "available: use fewer blocks (num_blocks)"
             )
             raise MemoryError(msg)
-        shape = (num_blocks, config.num_kv_heads, block_size, config.head_size)
-
-        def make_cache() -> torch.Tensor:
-            return torch.empty(shape, dtype=dtype, device=device).transpose(1, 2)
-
-        self.kv_caches = [(make_cache(), make_cache()) for _ in range(config.num_layers)]
+        shape = (num_blocks, block_size, config.num_kv_heads, config.head_size)
+        self.kv_caches = [
+            allocate_kv_cache(*shape, dtype=dtype, device=device) for _ in range(config.num_layers)
+        ]
 
     @property
     def num_bytes(self) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import torch
 
 from paged_kv import ops
+from paged_kv.kv_cache_memory import zeros_in_huge_pages
 from paged_kv.minivllm._checks import ceil_div, check_positive
 
 if TYPE_CHECKING:
@@ -137,12 +138,13 @@ class PagedKVCache:
             raise ValueError(msg)
         page = (num_layers, block_size, num_kv_heads, head_size)
         if layout == "stacked":
-            kv = torch.zeros((num_blocks, 2, *page), dtype=dtype, device=device)
+            kv = zeros_in_huge_pages((num_blocks, 2, *page), dtype=dtype, device=device)
             self._tensors: tuple[torch.Tensor, ...] = (kv,)
             self._key, self._value = kv.unbind(1)
         else:
-            self._key = torch.zeros((num_blocks, *page), dtype=dtype, device=device)
-            self._value = torch.zeros_like(self._key)
+            shape = (num_blocks, *page)
+            self._key = zeros_in_huge_pages(shape, dtype=dtype, device=device)
+            self._value = zeros_in_huge_pages(shape, dtype=dtype, device=device)
             self._tensors = (self._key, self._value)
         self._scale = torch.ones(1, dtype=torch.float32, device=device)
 
