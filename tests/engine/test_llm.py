@@ -388,6 +388,6 @@ def test_the_block_map_shows_a_step_before_blocks_are_given_back(llm):
 def test_the_cache_has_the_size_that_is_reported(llm):
     config = llm.engine.model_runner._model.config
     caches = llm.engine.cache_engine.kv_caches
-    allocated = sum(tensor.numel() * tensor.element_size() for pair in caches for tensor in pair)
+    allocated = sum(cache.key.nbytes + cache.value.nbytes for cache in caches)
     assert allocated == llm.engine.cache_engine.num_bytes
     assert allocated == 64 * bytes_per_block(config, 16, torch.float32)

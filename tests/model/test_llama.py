@@ -107,7 +107,11 @@ def test_half_precision_follows_transformers(dtype, tmp_path):
 def test_only_paged_ops_touch_the_cache(llama):
     """No gather, index or copy of a cache, in prefill or decode."""
     runner = PagedRunner(llama, num_seqs=1, max_len=16)
-    storages = {cache.untyped_storage().data_ptr() for pair in runner.kv_caches for cache in pair}
+    storages = {
+        side.untyped_storage().data_ptr()
+        for cache in runner.kv_caches
+        for side in (cache.key, cache.value)
+    }
     seen = set()
 
     class RecordCacheOps(TorchDispatchMode):
@@ -131,13 +135,22 @@ def test_token_id_outside_the_vocabulary_is_refused(llama, bad_id):
     runner = PagedRunner(llama, num_seqs=1, max_len=8)
     with pytest.raises(ValueError, match=f"token id {bad_id} is outside the vocabulary: 0 to 159"):
         runner.step({0: [3, bad_id, 4]})
-    assert all(cache.isnan().all() for pair in runner.kv_caches for cache in pair)
+    for cache in runner.kv_caches:
+        assert cache.key.isnan().all()
+        assert cache.value.isnan().all()
 
 
 def test_number_of_caches_is_checked(llama):
     runner = PagedRunner(llama, num_seqs=1, max_len=8)
     runner.kv_caches.pop()
     with pytest.raises(ValueError, match="kv_caches: expected 2, one a layer, got 1"):
+        runner.step({0: [3]})
+
+
+def test_number_of_metadata_is_checked(llama):
+    runner = PagedRunner(llama, num_seqs=1, max_len=8)
+    runner.windows.pop()
+    with pytest.raises(ValueError, match="metadata: expected 2, one a layer, got 1"):
         runner.step({0: [3]})
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paged_kv.engine.memory import available_memory_bytes, bytes_per_block
+from paged_kv.kv_cache import KVCache
 from paged_kv.kv_cache_memory import allocate_kv_cache
 
 if TYPE_CHECKING:
@@ -26,8 +27,7 @@ class CacheEngine:
     pages, which cost nothing before they are used.
 
     Attributes:
-        kv_caches: ``(key_cache, value_cache)`` of each layer, each
-            ``[num_blocks, block_size, num_kv_heads, head_size]``, a transposed view.
+        kv_caches: One a layer.
         num_blocks: Blocks in each cache, the null block included.
         block_size: Tokens per block.
 
@@ -60,7 +60,8 @@ class CacheEngine:
             raise MemoryError(msg)
         shape = (num_blocks, block_size, config.num_kv_heads, config.head_size)
         self.kv_caches = [
-            allocate_kv_cache(*shape, dtype=dtype, device=device) for _ in range(config.num_layers)
+            KVCache(*allocate_kv_cache(*shape, dtype=dtype, device=device))
+            for _ in range(config.num_layers)
         ]
 
     @property

@@ -13,7 +13,7 @@ from paged_kv.metadata import AttentionMetadata
 if TYPE_CHECKING:
     from paged_kv.engine.cache_engine import CacheEngine
     from paged_kv.engine.scheduler import ScheduledRequest, SchedulerOutput
-    from paged_kv.models import LlamaForCausalLM
+    from paged_kv.models import DecoderForCausalLM
 
 __all__ = ["ModelRunner"]
 
@@ -37,7 +37,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: LlamaForCausalLM,
+        model: DecoderForCausalLM,
         cache_engine: CacheEngine,
         *,
         max_num_seqs: int,
@@ -68,7 +68,8 @@ class ModelRunner:
         self._update_block_table(output)
         input_ids, positions = _flatten_tokens(output.scheduled)
         metadata = self._build_metadata(output.scheduled, positions)
-        hidden = self._model(input_ids, positions, self._cache_engine.kv_caches, metadata)
+        kv_caches = self._cache_engine.kv_caches
+        hidden = self._model(input_ids, positions, kv_caches, [metadata] * len(kv_caches))
         samples = torch.tensor([item.samples_token for item in output.scheduled], dtype=torch.bool)
         last_tokens = metadata.query_start_loc[1:][samples] - 1
         return self._model.compute_logits(hidden[last_tokens])

@@ -15,6 +15,9 @@ _MAX_SIZE = 2**24
 _MAX_HEADS = 2**16
 _MAX_HEAD_SIZE = 2**12
 
+_FULL_ATTENTION = "full_attention"
+_SLIDING_ATTENTION = "sliding_attention"
+
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
@@ -84,6 +87,8 @@ class ModelConfig:
         mlp_bias: the three feed-forward projections have a bias.
         qk_norm: RMSNorm over each query and key head before the rotation.
         sliding_window: keys a token sees, itself included; None = all.
+        layer_types: for each layer ``full_attention`` or ``sliding_attention``: the window holds in
+            the latter only. Empty: it holds in all layers.
         bos_token_id: begin-of-sequence id, or None.
         eos_token_ids: ids that end a generation.
 
@@ -119,6 +124,7 @@ class ModelConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     sliding_window: int | None = None
+    layer_types: tuple[str, ...] = ()
     bos_token_id: int | None = None
     eos_token_ids: frozenset[int] = frozenset()
 
@@ -137,8 +143,37 @@ class ModelConfig:
             raise ValueError(msg)
         if self.sliding_window is not None:
             _check_size("sliding_window", self.sliding_window, maximum=2**31 - 1)
+        self._check_layer_types()
         _check_positive("rms_norm_eps", self.rms_norm_eps)
         _check_positive("rope_theta", self.rope_theta)
+
+    @property
+    def attention_scale(self) -> float:
+        """Factor of the dot product of a query and a key."""
+        return float(self.head_size**-0.5)
+
+    def sliding_window_of(self, layer_index: int) -> int | None:
+        """Keys that a token sees in layer `layer_index`, itself included; None = all."""
+        if self.layer_types and self.layer_types[layer_index] == _FULL_ATTENTION:
+            return None
+        return self.sliding_window
+
+    def _check_layer_types(self) -> None:
+        if not self.layer_types:
+            return
+        if len(self.layer_types) != self.num_layers:
+            msg = f"layer_types: expected {self.num_layers} entries, got {len(self.layer_types)}"
+            raise ValueError(msg)
+        for kind in self.layer_types:
+            if kind not in (_FULL_ATTENTION, _SLIDING_ATTENTION):
+                msg = (
+                    f"layer_types: {kind!r} is not supported: {_FULL_ATTENTION} and "
+                    f"{_SLIDING_ATTENTION} are"
+                )
+                raise ValueError(msg)
+        if _SLIDING_ATTENTION in self.layer_types and self.sliding_window is None:
+            msg = "layer_types: sliding_attention needs a sliding_window"
+            raise ValueError(msg)
 
 
 def _check_size(name: str, value: object, *, maximum: int = _MAX_SIZE) -> None:

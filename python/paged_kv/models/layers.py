@@ -11,9 +11,11 @@ from torch import nn
 from torch.nn import functional
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from paged_kv.models.config import RopeScaling
 
-__all__ = ["Linear", "RMSNorm", "RotaryEmbedding", "apply_rotary"]
+__all__ = ["GatedMLP", "Linear", "RMSNorm", "RotaryEmbedding", "apply_rotary"]
 
 
 def _empty_parameter(*shape: int) -> nn.Parameter:
@@ -63,6 +65,39 @@ class RMSNorm(nn.Module):
         mean_square = wide.pow(2).mean(-1, keepdim=True)
         # Rounded to the model's dtype before the weight, as the models were trained.
         return (wide * torch.rsqrt(mean_square.add_(self.eps))).to(x.dtype).mul_(self.weight)
+
+
+class GatedMLP(nn.Module):
+    """Gated feed-forward: ``down(activation(gate(x)) * up(x))``. Gate and up are one matrix.
+
+    Args:
+        hidden_size: width of input and output.
+        intermediate_size: width between the projections.
+        activation: applied to the gate, e.g. ``silu`` (SwiGLU).
+        bias: add a bias in all projections.
+
+    Source:
+        Shazeer, "GLU Variants Improve Transformer", 2020.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        activation: Callable[[torch.Tensor], torch.Tensor],
+        bias: bool = False,
+    ) -> None:
+        super().__init__()
+        self.activation = activation
+        self.gate_up_proj = Linear(hidden_size, 2 * intermediate_size, bias=bias)
+        self.down_proj = Linear(intermediate_size, hidden_size, bias=bias)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Map ``[num_tokens, hidden_size]`` to the same shape."""
+        gate, up = self.gate_up_proj(hidden).chunk(2, dim=-1)
+        out: torch.Tensor = self.down_proj(self.activation(gate).mul_(up))
+        return out
 
 
 class RotaryEmbedding(nn.Module):

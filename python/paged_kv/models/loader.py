@@ -20,7 +20,7 @@ from paged_kv.models.weights import build_model
 
 if TYPE_CHECKING:
     from paged_kv.models.config import ModelConfig
-    from paged_kv.models.llama import LlamaForCausalLM
+    from paged_kv.models.decoder import DecoderForCausalLM
     from paged_kv.models.tokenizer import Tokenizer
 
 __all__ = ["LoadedModel", "load_model"]
@@ -46,7 +46,7 @@ class LoadedModel:
         name: what it was loaded by.
     """
 
-    model: LlamaForCausalLM
+    model: DecoderForCausalLM
     config: ModelConfig
     tokenizer: Tokenizer | None
     eos_token_ids: frozenset[int]

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from paged_kv.models.llama import LlamaForCausalLM
+from paged_kv.models.registry import model_class
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from paged_kv.models.config import ModelConfig
+    from paged_kv.models.decoder import DecoderForCausalLM
 
 __all__ = ["WeightSource", "build_model"]
 
@@ -45,7 +46,7 @@ class WeightSource(Protocol):
 
 def build_model(
     config: ModelConfig, source: WeightSource, *, dtype: torch.dtype
-) -> LlamaForCausalLM:
+) -> DecoderForCausalLM:
     """Make the model that `config` describes and fill it from `source`.
 
     Nothing is allocated before every tensor is known to be there with the right shape, so a corrupt
@@ -72,7 +73,7 @@ def build_model(
     """
     _check_num_layers(config, source)
     with torch.device("meta"):
-        model = LlamaForCausalLM(config)
+        model = model_class(config.architecture)(config)
     expected = {name: tuple(slot.shape) for name, slot in model.weight_slots().items()}
     _check_tensors(expected, source)
 

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all decoders over a paged KV cache have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from paged_kv._core import FullAttentionSpec, SlidingWindowSpec
+from paged_kv.kv_cache import kv_cache_dtype_str_to_dtype
+from paged_kv.models.layers import Linear, RMSNorm, RotaryEmbedding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from paged_kv._core import KVCacheSpec
+    from paged_kv.kv_cache import KVCache
+    from paged_kv.metadata import AttentionMetadata
+    from paged_kv.models.config import ModelConfig
+
+__all__ = ["DecoderForCausalLM"]
+
+
+class DecoderForCausalLM(nn.Module, ABC):
+    """A decoder whose keys and values live in a paged cache: embedding, layers, norm, head.
+
+    A subclass says what a layer is. It may change the kind of the norms and scale embeddings.
+
+    Parameters are uninitialised until `paged_kv.models.weights.build_model` fills them. They take
+    no gradient. The query, key and value projections of a layer are one matrix, and so are gate
+    and up; `weight_slots` says which part of it a checkpoint's tensor fills.
+
+    Args:
+        config: the model's shape.
+
+    Example:
+        >>> import torch
+        >>> from paged_kv.models import load_model
+        >>> model = load_model("smollm2-135m").model
+        >>> specs = model.kv_cache_specs(block_size=16, dtype=torch.float32)
+        >>> len(specs), specs["model.layers.0.self_attn"].page_size_bytes
+        (30, 24576)
+    """
+
+    norm_class: type[RMSNorm] = RMSNorm
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = nn.Parameter(
+            torch.empty(config.vocab_size, config.hidden_size), requires_grad=False
+        )
+        self.layers = nn.ModuleList(self.make_layer(index) for index in range(config.num_layers))
+        self.norm = self.norm_class(config.hidden_size, eps=config.rms_norm_eps)
+        self.rotary_emb = RotaryEmbedding(
+            head_size=config.head_size, theta=config.rope_theta, scaling=config.rope_scaling
+        )
+        self.lm_head = (
+            None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
+        )
+
+    @abstractmethod
+    def make_layer(self, index: int) -> nn.Module:
+        """Make layer `index`.
+
+        Its forward takes hidden states, the rotary factors, the layer's cache and the metadata, and
+        gives new hidden states. Its attention is its attribute ``self_attn``.
+        """
+
+    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Look up ``[num_tokens]`` ids: ``[num_tokens, hidden_size]``, a new tensor."""
+        return functional.embedding(input_ids, self.embed_tokens)
+
+    def reset_buffers(self) -> None:
+        """Compute what no checkpoint holds; call it once the weights are loaded."""
+        self.rotary_emb.reset_inv_freq()
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        kv_caches: Sequence[KVCache],
+        metadata: Sequence[AttentionMetadata],
+    ) -> torch.Tensor:
+        """Run one step over a ragged batch.
+
+        Args:
+            input_ids: ``[num_tokens]`` int64, all sequences' new tokens back to back.
+            positions: ``[num_tokens]`` int64, place of each token in its sequence.
+            kv_caches: one a layer. Mutated.
+            metadata: one a layer: where the batch's tokens lie in that layer's cache. Layers of one
+                KV cache group share the object.
+
+        Returns:
+            ``[num_tokens, hidden_size]``, after the final norm: input of `compute_logits`.
+
+        Raises:
+            ValueError: a token id outside ``0 .. vocab_size - 1`` (checked on CPU tensors; a
+                check of device tensors would stall the device, so check ids before the upload),
+                or not one cache and one metadata a layer.
+            RuntimeError: a tensor the ops refuse.
+        """
+        self._check_one_a_layer("kv_caches", kv_caches)
+        self._check_one_a_layer("metadata", metadata)
+        self._check_token_ids(input_ids)
+        hidden = self.embed(input_ids)
+        rotary = self.rotary_emb(positions, hidden.dtype)
+        for layer, kv_cache, where in zip(self.layers, kv_caches, metadata, strict=True):
+            hidden = layer(hidden, rotary, kv_cache, where)
+        normed: torch.Tensor = self.norm(hidden)
+        return normed
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Score every token of the vocabulary.
+
+        Args:
+            hidden: ``[n, hidden_size]``, the rows of `forward`'s result to score; usually the last
+                token of each sequence.
+
+        Returns:
+            ``[n, vocab_size]`` float32.
+        """
+        weight = self.embed_tokens if self.lm_head is None else self.lm_head.weight
+        return functional.linear(hidden, weight).float()
+
+    def kv_cache_specs(
+        self, block_size: int, dtype: torch.dtype, kv_cache_dtype: str = "auto"
+    ) -> dict[str, KVCacheSpec]:
+        """Describe what each layer keeps in its cache.
+
+        Args:
+            block_size: tokens per block.
+            dtype: what the model computes in.
+            kv_cache_dtype: as in :class:`~paged_kv.kv_cache.KVCache`.
+
+        Returns:
+            In the order of the layers, by ``model.layers.N.self_attn``: a `SlidingWindowSpec` for a
+            layer with a window, else a `FullAttentionSpec`.
+
+        Raises:
+            ValueError: an unknown `kv_cache_dtype`, or a size out of range.
+        """
+        element_type = kv_cache_dtype_str_to_dtype(kv_cache_dtype, dtype)
+        return {
+            f"model.layers.{index}.self_attn": self._kv_cache_spec(index, block_size, element_type)
+            for index in range(self.config.num_layers)
+        }
+
+    def weight_slots(self) -> dict[str, torch.Tensor]:
+        """Map each tensor name of a Hugging Face checkpoint to the view it fills.
+
+        Together the views cover every parameter exactly once. Cost: one pass over the layers.
+        """
+        slots = {"model.embed_tokens.weight": self.embed_tokens.detach()}
+        for index, layer in enumerate(self.layers):
+            slots.update(_layer_slots(f"model.layers.{index}.", layer, self.config))
+        slots["model.norm.weight"] = self.norm.weight.detach()
+        if self.lm_head is not None:
+            slots["lm_head.weight"] = self.lm_head.weight.detach()
+        if self.rotary_emb.freq_factors is not None:
+            slots["model.rotary_emb.freq_factors"] = self.rotary_emb.freq_factors.detach()
+        return slots
+
+    def _kv_cache_spec(self, index: int, block_size: int, dtype: torch.dtype) -> KVCacheSpec:
+        window = self.config.sliding_window_of(index)
+        shape: dict[str, Any] = {
+            "block_size": block_size,
+            "num_kv_heads": self.config.num_kv_heads,
+            "head_size": self.config.head_size,
+            "dtype": dtype,
+        }
+        if window is None:
+            return FullAttentionSpec(**shape)
+        return SlidingWindowSpec(sliding_window=window, **shape)
+
+    def _check_one_a_layer(self, name: str, items: Sequence[object]) -> None:
+        if len(items) != len(self.layers):
+            msg = f"{name}: expected {len(self.layers)}, one a layer, got {len(items)}"
+            raise ValueError(msg)
+
+    def _check_token_ids(self, input_ids: torch.Tensor) -> None:
+        if input_ids.device.type != "cpu" or input_ids.numel() == 0:
+            return
+        smallest, largest = torch.aminmax(input_ids)
+        if smallest < 0 or largest >= self.config.vocab_size:
+            bad = int(smallest) if smallest < 0 else int(largest)
+            msg = f"token id {bad} is outside the vocabulary: 0 to {self.config.vocab_size - 1}"
+            raise ValueError(msg)
+
+
+def _layer_slots(
+    prefix: str, layer: nn.Module, config: ModelConfig
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield name and view of every weight and bias of one decoder layer."""
+    q_rows = config.num_heads * config.head_size
+    kv_rows = config.num_kv_heads * config.head_size
+    # A fused module's checkpoint parts, in the order of its rows.
+    parts: dict[str, dict[str, int]] = {
+        "self_attn.qkv_proj": {"q_proj": q_rows, "k_proj": kv_rows, "v_proj": kv_rows},
+        "mlp.gate_up_proj": {
+            "gate_proj": config.intermediate_size,
+            "up_proj": config.intermediate_size,
+        },
+    }
+    for name, parameter in layer.named_parameters():
+        module, _, kind = name.rpartition(".")
+        if module not in parts:
+            yield prefix + name, parameter.detach()
+            continue
+        parent = module.rpartition(".")[0]
+        rows = parts[module]
+        views = torch.split(parameter.detach(), list(rows.values()))
+        for part, view in zip(rows, views, strict=True):
+            yield f"{prefix}{parent}.{part}.{kind}", view
