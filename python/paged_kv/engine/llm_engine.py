@@ -9,22 +9,26 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paged_kv.engine.bad_words import encode_bad_words
 from paged_kv.engine.cache_engine import CacheEngine
 from paged_kv.engine.completion import CompletionBuilder
-from paged_kv.engine.inputs import EncodedPrompt, check_token_ids
 from paged_kv.engine.kv_cache_manager import KVCacheManager
 from paged_kv.engine.memory import bytes_per_block, default_num_blocks
 from paged_kv.engine.model_runner import ModelRunner
 from paged_kv.engine.request import Request, RequestStatus
-from paged_kv.engine.sampler import sample
+from paged_kv.engine.sampler import Sampler
+from paged_kv.engine.sampling_checks import check_sampling_params
+from paged_kv.engine.sampling_row import SamplingRow
 from paged_kv.engine.scheduler import Scheduler, SchedulerOutput
 from paged_kv.engine.stats import BlockMap, EngineStats, RequestBlocks
+from paged_kv.engine.token_texts import TokenTexts
 from paged_kv.hashing import get_request_block_hasher
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from paged_kv.engine.config import EngineConfig
+    from paged_kv.engine.inputs import EncodedPrompt
     from paged_kv.engine.outputs import RequestOutput
     from paged_kv.engine.sampling_params import SamplingParams
     from paged_kv.models import LoadedModel
@@ -105,6 +109,8 @@ class LLMEngine:
         )
         self.stats = EngineStats()
         self._tokenizer = loaded.tokenizer
+        self._token_texts = TokenTexts(loaded.tokenizer) if loaded.tokenizer is not None else None
+        self._sampler = Sampler()
         # A configuration may name an id that the embedding does not have; it never comes out.
         self._eos_token_ids = frozenset(i for i in loaded.eos_token_ids if i < self.vocab_size)
         self._block_hasher = (
@@ -123,14 +129,11 @@ class LLMEngine:
                 f"{self._describe_limit()}, and at least one token is generated"
             )
             raise ValueError(msg)
-        end_ids = check_token_ids(
-            sampling_params.stop_token_ids or (), self.vocab_size, "stop_token_ids"
+        check_sampling_params(
+            sampling_params, self.vocab_size, self._tokenizer, self._eos_token_ids
         )
-        if sampling_params.min_tokens > 0 and len(set(end_ids)) == self.vocab_size:
-            msg = "stop_token_ids holds the whole vocabulary: min_tokens leaves nothing to sample"
-            raise ValueError(msg)
-        if sampling_params.stop_strings and self._tokenizer is None:
-            msg = "stop strings need a tokenizer, the model has none: use stop_token_ids"
+        if sampling_params.n > 1 or sampling_params.prompt_logprobs is not None:
+            msg = "the engine gives one completion a prompt (n=1) and no prompt_logprobs"
             raise ValueError(msg)
 
     def add_request(
@@ -151,13 +154,16 @@ class LLMEngine:
             sampling_params,
             max_num_tokens=max_num_tokens,
             prompt=prompt.text,
-            generator=self._make_generator(sampling_params),
             block_hasher=self._block_hasher,
             skip_reading_prefix_cache=bool(sampling_params.skip_reading_prefix_cache),
         )
         self.scheduler.add_request(request)
         self._builders[request_id] = CompletionBuilder(
-            request, self._tokenizer, self._eos_token_ids
+            request,
+            self._tokenizer,
+            self._eos_token_ids,
+            self._make_row(request),
+            self._token_texts,
         )
         self.stats.num_requests += 1
 
@@ -251,15 +257,12 @@ class LLMEngine:
             for item in output.scheduled
             if item.request.num_computed_tokens == item.request.num_tokens
         ]
-        token_ids = sample(
-            logits,
-            [builder.request.sampling_params for builder in builders],
-            [builder.request.generator for builder in builders],
-            [builder.banned_token_ids for builder in builders],
-        )
+        sampled = self._sampler.sample(logits, [builder.row for builder in builders])
         return [
-            (builder, token_id, builder.append(token_id))
-            for builder, token_id in zip(builders, token_ids, strict=True)
+            (builder, token_id, builder.append(token_id, logprobs))
+            for builder, token_id, logprobs in zip(
+                builders, sampled.token_ids, sampled.logprobs, strict=True
+            )
         ]
 
     def _make_update(self, builder: CompletionBuilder, token_id: int, text: str) -> RequestUpdate:
@@ -295,13 +298,27 @@ class LLMEngine:
             stats.peak_num_used_blocks = usage.num_used_blocks
             stats.peak_fragmentation = usage.fragmentation
 
-    def _make_generator(self, params: SamplingParams) -> torch.Generator | None:
-        if params.is_greedy:
-            return None
+    def _make_row(self, request: Request) -> SamplingRow:
+        params = request.sampling_params
         seed = params.seed
         if seed is None:
-            seed = int(torch.randint(2**63 - 1, (), generator=self._seeds))
-        return torch.Generator().manual_seed(seed)
+            seed = 0
+            if not params.is_greedy:
+                seed = int(torch.randint(2**63 - 1, (), generator=self._seeds))
+        end_token_ids = set(params.stop_token_ids or ())
+        if not params.ignore_eos:
+            end_token_ids |= self._eos_token_ids
+        bad_words: tuple[tuple[int, ...], ...] = ()
+        if params.bad_words and self._tokenizer is not None:
+            bad_words = encode_bad_words(params.bad_words, self._tokenizer, self.vocab_size)
+        return SamplingRow(
+            params,
+            request.all_token_ids,
+            request.num_prompt_tokens,
+            seed=seed,
+            end_token_ids=sorted(end_token_ids),
+            bad_words=bad_words,
+        )
 
     def _describe_limit(self) -> str:
         slots = self.kv_cache_manager.num_token_slots

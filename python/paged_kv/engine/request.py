@@ -11,8 +11,6 @@ from paged_kv._core import BlockHashList
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import torch
-
     from paged_kv.engine.sampling_params import SamplingParams
 
 __all__ = ["BlockHasher", "Request", "RequestStatus"]
@@ -61,8 +59,6 @@ class Request:
         prompt: The prompt's text or ``None``.
         sampling_params: How to sample and when to stop.
         max_num_tokens: Prompt and output together never exceed this.
-        generator: Private random state of a request that samples; ``None`` if it is greedy. It
-            stays with the request when it is preempted, so recomputing changes nothing.
         num_prompt_tokens: Tokens of the prompt.
         all_token_ids: Prompt and output tokens. Append through :meth:`append_output_token_ids`.
         block_hashes: Hash of each full block of ``all_token_ids``.
@@ -86,7 +82,6 @@ class Request:
         *,
         max_num_tokens: int,
         prompt: str | None = None,
-        generator: torch.Generator | None = None,
         block_hasher: BlockHasher | None = None,
         skip_reading_prefix_cache: bool = False,
     ) -> None:
@@ -94,7 +89,6 @@ class Request:
         self.prompt = prompt
         self.sampling_params = sampling_params
         self.max_num_tokens = max_num_tokens
-        self.generator = generator
         self.num_prompt_tokens = len(prompt_token_ids)
         self.all_token_ids = list(prompt_token_ids)
         self.num_computed_tokens = 0

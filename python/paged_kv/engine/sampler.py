@@ -1,137 +1,162 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses one token id for each row of logits."""
+"""Chooses the next token of every sequence in the batch."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
+from paged_kv.engine.draw import draw_tokens
+from paged_kv.engine.filters import compute_weights
+from paged_kv.engine.logprobs import TokenLogprobs, compute_logprobs
+from paged_kv.engine.sampling_batch import SamplingBatch
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paged_kv.engine.sampling_params import SamplingParams
+    from paged_kv.engine.sampling_row import SamplingRow
 
-__all__ = ["NonFiniteLogitsError", "filter_logits", "sample"]
+__all__ = ["NonFiniteLogitsError", "SampledTokens", "Sampler"]
 
 
 class NonFiniteLogitsError(RuntimeError, ValueError):
     """The model computed NaN or infinity: its weights are broken, or its dtype is too narrow."""
 
 
-def sample(
-    logits: torch.Tensor,
-    params: Sequence[SamplingParams],
-    generators: Sequence[torch.Generator | None],
-    banned_token_ids: Sequence[Sequence[int]] = (),
-) -> list[int]:
-    """Sample the next token of every request in the batch.
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """What one step chose.
 
-    A sampled row draws one number from its own generator and inverts the row's distribution
-    there, so its result does not depend on the other rows.
-
-    Args:
-        logits: ``[num_requests, vocab_size]``, any floating dtype. Not changed.
-        params: One entry for each row.
-        generators: One entry for each row; ``None`` is allowed for greedy rows only. Advanced by
-            one draw.
-        banned_token_ids: Ids that may not come out, for each row; empty means none for any row.
-
-    Returns:
-        One token id for each row.
-
-    Raises:
-        NonFiniteLogitsError: A row holds NaN or +inf, or nothing but -inf: the model is at fault.
-
-    Notes:
-        Cost: greedy rows read the logits twice; sampled rows take one softmax and one cumulative
-        sum; ``top_k`` and ``top_p`` add one sort of the rows that use them.
+    Attributes:
+        token_ids: One for each row.
+        logprobs: One entry for each row, ``None`` for rows that ask for none.
     """
-    if not params:
-        return []
-    logits = logits.float()
-    if any(banned_token_ids):
-        logits = _ban(logits, banned_token_ids)
-    best, token_ids = logits.max(dim=-1)
-    if not bool(best.isfinite().all()):
-        msg = "logits must be finite: the model produced NaN or infinity"
-        raise NonFiniteLogitsError(msg)
 
-    result: list[int] = token_ids.tolist()
-    rows = [row for row, p in enumerate(params) if not p.is_greedy]
-    if rows:
-        filtered = filter_logits(logits[rows], [params[row] for row in rows])
-        sampled = _invert_distribution(filtered, [generators[row] for row in rows])
-        for row, token_id in zip(rows, sampled, strict=True):
-            result[row] = token_id
-    return result
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs | None]
 
 
-def filter_logits(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """Apply temperature, ``min_p``, ``top_k`` and ``top_p`` to rows that are sampled.
+class Sampler:
+    """Samples all rows of a batch at once.
 
-    Args:
-        logits: ``[num_rows, vocab_size]`` float32. Not changed.
-        params: One entry for each row, none of them greedy.
+    The order is vLLM's. Log probabilities are those of the logits as the model gave them. Then
+    bans (``bad_words``, end tokens before ``min_tokens``) and ``logit_bias``, penalties, and for
+    rows that are sampled temperature, ``min_p``, ``top_k``, ``top_p`` and the draw; the others
+    take the most likely token, the lowest id among equals.
 
-    Returns:
-        ``[num_rows, vocab_size]`` float32; tokens that were filtered out are -inf. At least the
-        most likely token of each row stays.
+    A row's token depends on its logits, parameters, tokens and seed alone, and not on the other
+    rows or on earlier calls: random numbers come from the seed and the position in the output.
+
+    Tensors that only change with the batch are kept from one call to the next, and with them the
+    rows of the last call.
+
+    Cost:
+        A batch of greedy rows without extras: one pass over the logits. Others: a copy of their
+        rows, and about five passes over it if they are sampled.
+
+    Source:
+        vLLM 0.32 ``v1/sample/sampler.py::Sampler``.
+
+    Example:
+        >>> import torch
+        >>> from paged_kv import SamplingParams
+        >>> from paged_kv.engine.sampling_row import SamplingRow
+        >>> row = SamplingRow(SamplingParams(temperature=0.0), [1, 2], 2)
+        >>> Sampler().sample(torch.tensor([[0.0, 3.0, 1.0]]), [row]).token_ids
+        [1]
     """
-    vocab_size = logits.shape[-1]
 
-    def column(values: list[float]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=logits.device).unsqueeze(1)
+    def __init__(self) -> None:
+        self._batch: SamplingBatch | None = None
 
-    # Infinity as the divisor would make NaN of what is filtered out already, -inf / inf.
-    largest = torch.finfo(torch.float32).max
-    logits = logits / column([min(p.temperature, largest) for p in params])
-    if any(p.min_p > 0.0 for p in params):
-        # p_i >= min_p * p_max  <=>  logit_i >= logit_max + log(min_p)
-        floor = logits.max(dim=-1, keepdim=True).values + column([p.min_p for p in params]).log()
-        logits = logits.masked_fill(logits < floor, -torch.inf)
+    def sample(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> SampledTokens:
+        """Choose one token for each row; the caller appends it to the row's tokens.
 
-    rows = [row for row, p in enumerate(params) if 0 < p.top_k < vocab_size or p.top_p < 1.0]
-    if rows:
-        logits[rows] = _top_k_top_p(logits[rows], [params[row] for row in rows])
-    return logits
+        Args:
+            logits: ``[num_rows, vocab_size]``, any floating dtype and device. Not changed.
+            rows: One entry for each row of the logits.
+
+        Raises:
+            NonFiniteLogitsError: A row holds NaN or +inf, or nothing but -inf: the model is at
+                fault; or all its finite logits belong to tokens that are banned.
+        """
+        if not rows:
+            return SampledTokens([], [])
+        logits = logits.float()
+        token_ids = _take_best(logits, "logits must be finite: the model produced NaN or infinity")
+        batch = self._batch_of(rows, logits)
+        if batch.active:
+            for row, token_id in zip(batch.active, _sample_active(logits, batch), strict=True):
+                token_ids[row] = token_id
+        return SampledTokens(token_ids, _logprobs_of(logits, token_ids, batch))
+
+    def compute_probs(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+        """The distributions that :meth:`sample` draws from, for analysis.
+
+        Args:
+            logits: As in :meth:`sample`.
+            rows: As in :meth:`sample`.
+
+        Returns:
+            ``[num_rows, vocab_size]`` float32; a greedy row has 1 at its token.
+        """
+        token_ids = torch.tensor(self.sample(logits, rows).token_ids, dtype=torch.int64)
+        probs = torch.nn.functional.one_hot(token_ids, logits.shape[-1]).float().to(logits.device)
+        batch = self._batch_of(rows, logits)
+        if batch.filters is not None:
+            changed = _copy_rows(logits.float(), batch.active)
+            batch.change_logits(changed)
+            weights = compute_weights(_copy_rows(changed, batch.sampled), batch.filters)
+            sampled = [batch.active[position] for position in batch.sampled]
+            probs[sampled] = weights / weights.sum(dim=-1, keepdim=True)
+        return probs
+
+    def _batch_of(self, rows: Sequence[SamplingRow], logits: torch.Tensor) -> SamplingBatch:
+        vocab_size = logits.shape[-1]
+        if self._batch is None or not self._batch.is_for(rows, vocab_size, logits.device):
+            self._batch = SamplingBatch(rows, vocab_size, logits.device)
+        return self._batch
 
 
-def _top_k_top_p(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    vocab_size = logits.shape[-1]
-    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
-    top_k = torch.tensor(
-        [min(p.top_k, vocab_size) if p.top_k > 0 else vocab_size for p in params],
-        device=logits.device,
-    )
-    rank = torch.arange(vocab_size, device=logits.device)
-    ordered = ordered.masked_fill(rank >= top_k.unsqueeze(1), -torch.inf)
-
-    probs = ordered.softmax(dim=-1, dtype=torch.float64)
-    mass_before = probs.cumsum(dim=-1) - probs
-    top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64, device=logits.device)
-    # top_p == 1 must keep even what rounding puts past a total of 1.
-    past_nucleus = (mass_before >= top_p.unsqueeze(1)) & (top_p < 1.0).unsqueeze(1)
-    past_nucleus[:, 0] = False
-    ordered = ordered.masked_fill(past_nucleus, -torch.inf)
-    return torch.empty_like(logits).scatter_(-1, order, ordered)
-
-
-def _invert_distribution(
-    logits: torch.Tensor, generators: Sequence[torch.Generator | None]
-) -> list[int]:
-    # In float64 u * total < total for every u < 1, so the search always ends on a token, and
-    # right=True lands on one whose probability is above 0.
-    cdf = logits.softmax(dim=-1, dtype=torch.float64).cumsum(dim=-1)
-    draws = [torch.rand((), dtype=torch.float64, generator=g) for g in generators]
-    target = torch.stack(draws).to(cdf.device).unsqueeze(1) * cdf[:, -1:]
-    token_ids: list[int] = torch.searchsorted(cdf, target, right=True).squeeze(1).tolist()
+def _sample_active(logits: torch.Tensor, batch: SamplingBatch) -> list[int]:
+    """One token for each active row."""
+    changed = _copy_rows(logits, batch.active)
+    token_ids = [0] * len(batch.active)
+    if batch.has_changes:
+        batch.change_logits(changed)
+        token_ids = _take_best(changed, "no token is left: all that the model allows are banned")
+    if batch.filters is not None:
+        if len(batch.sampled) < len(batch.active):
+            changed = _copy_rows(changed, batch.sampled)
+        weights = compute_weights(changed, batch.filters)
+        drawn: list[int] = draw_tokens(weights, batch.next_uniforms()).tolist()
+        for position, token_id in zip(batch.sampled, drawn, strict=True):
+            token_ids[position] = token_id
     return token_ids
 
 
-def _ban(logits: torch.Tensor, banned_token_ids: Sequence[Sequence[int]]) -> torch.Tensor:
-    logits = logits.clone()
-    for row, token_ids in enumerate(banned_token_ids):
-        if token_ids:
-            logits[row, list(token_ids)] = -torch.inf
-    return logits
+def _take_best(logits: torch.Tensor, message: str) -> list[int]:
+    best, token_ids = logits.max(dim=-1)
+    if not bool(best.isfinite().all()):
+        raise NonFiniteLogitsError(message)
+    result: list[int] = token_ids.tolist()
+    return result
+
+
+def _logprobs_of(
+    logits: torch.Tensor, token_ids: list[int], batch: SamplingBatch
+) -> list[TokenLogprobs | None]:
+    result: list[TokenLogprobs | None] = [None] * len(token_ids)
+    # One call for each number asked for: which of equal tokens are among the most likely then
+    # does not depend on what other rows ask for.
+    for num_logprobs, rows in batch.logprob_rows.items():
+        ids = [token_ids[row] for row in rows]
+        for row, entry in zip(rows, compute_logprobs(logits[rows], ids, num_logprobs), strict=True):
+            result[row] = entry
+    return result
+
+
+def _copy_rows(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
+    return logits.clone() if len(rows) == len(logits) else logits[rows]
