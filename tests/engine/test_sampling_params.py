@@ -21,6 +21,22 @@ from paged_kv.engine.sampling_params import SamplingParams
         ("min_p", -0.1),
         ("min_p", 1.1),
         ("top_k", -2),
+        ("n", 0),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", -1.0),
+        ("repetition_penalty", math.nan),
+        ("repetition_penalty", math.inf),
+        ("presence_penalty", 2.1),
+        ("presence_penalty", -2.1),
+        ("presence_penalty", math.nan),
+        ("frequency_penalty", 2.1),
+        ("frequency_penalty", -2.1),
+        ("frequency_penalty", math.nan),
+        ("logit_bias", {-1: 1.0}),
+        ("logit_bias", {1: math.nan}),
+        ("bad_words", [""]),
+        ("logprobs", -2),
+        ("prompt_logprobs", -2),
         ("seed", 2**64),
         ("seed", -(2**63) - 1),
         ("max_tokens", 0),
@@ -43,6 +59,19 @@ def test_a_value_out_of_range_is_refused_by_name(field, value):
         ("temperature", "1"),
         ("temperature", True),
         ("top_k", 1.5),
+        ("n", True),
+        ("n", 2.0),
+        ("repetition_penalty", "1"),
+        ("presence_penalty", None),
+        ("frequency_penalty", True),
+        ("logit_bias", [1]),
+        ("logit_bias", {"a": 1.0}),
+        ("logit_bias", {1: "a"}),
+        ("bad_words", "word"),
+        ("bad_words", [3]),
+        ("logprobs", True),
+        ("logprobs", 1.0),
+        ("prompt_logprobs", "1"),
         ("max_tokens", 1.0),
         ("seed", "7"),
         ("stop", [3]),
@@ -71,6 +100,35 @@ def test_limits_are_allowed():
     assert not SamplingParams(temperature=0.5, seed=2**64 - 1).is_greedy
 
 
+def test_the_limits_of_penalties_and_logprobs_are_allowed():
+    params = SamplingParams(
+        repetition_penalty=1e-3,
+        presence_penalty=-2,
+        frequency_penalty=2,
+        logprobs=-1,
+        prompt_logprobs=0,
+        bad_words=None,
+    )
+    assert (params.logprobs, params.prompt_logprobs, params.bad_words) == (-1, 0, ())
+
+
+def test_several_greedy_completions_are_allowed():
+    assert SamplingParams(n=4, temperature=0.0).n == 4
+
+
+def test_logit_bias_is_copied_and_clamped():
+    given = {3: 250, "4": -1e9, 5: 0.5, 6: -math.inf}
+    params = SamplingParams(logit_bias=given)
+    given.clear()
+    assert params.logit_bias == {3: 100.0, 4: -100.0, 5: 0.5, 6: -100.0}
+    assert SamplingParams().logit_bias is None
+    assert hash(params) == hash(SamplingParams())
+
+
+def test_bad_words_are_kept_once():
+    assert SamplingParams(bad_words=["a", "b", "a"]).bad_words == ("a", "b")
+
+
 def test_stop_is_a_string_or_a_list_of_strings():
     assert SamplingParams(stop="end").stop_strings == ("end",)
     assert SamplingParams(stop=["a", "b"]).stop_strings == ("a", "b")
@@ -84,6 +142,9 @@ def test_params_cannot_be_changed():
 
 def test_reading_the_prefix_cache_is_the_default_and_extra_args_do_not_hinder_hashing():
     assert SamplingParams().skip_reading_prefix_cache is False
+    assert SamplingParams(prompt_logprobs=0).skip_reading_prefix_cache is True
+    with_cache = SamplingParams(prompt_logprobs=0, skip_reading_prefix_cache=False)
+    assert with_cache.skip_reading_prefix_cache is False
     assert SamplingParams(skip_reading_prefix_cache=True).skip_reading_prefix_cache
     params = SamplingParams(extra_args={"kv_cache_report_mode": "full"})
     assert params.extra_args == {"kv_cache_report_mode": "full"}

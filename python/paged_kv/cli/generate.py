@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from paged_kv.engine import LLMEngine, RequestOutput
     from paged_kv.engine.inputs import EncodedPrompt
+    from paged_kv.engine.logprobs import LogprobsAtPosition
     from paged_kv.engine.stats import BlockMap
 
 __all__ = ["generate"]
@@ -80,14 +81,23 @@ class _BlockMapRecorder:
 
 
 def _sampling_params(arguments: argparse.Namespace) -> SamplingParams:
+    if arguments.logprobs is not None and arguments.format != "json":
+        msg = "--logprobs needs --format json"
+        raise ValueError(msg)
     return SamplingParams(
         temperature=arguments.temperature,
         top_k=arguments.top_k,
         top_p=arguments.top_p,
         min_p=arguments.min_p,
+        repetition_penalty=arguments.repetition_penalty,
+        presence_penalty=arguments.presence_penalty,
+        frequency_penalty=arguments.frequency_penalty,
+        bad_words=arguments.bad_word,
+        logprobs=arguments.logprobs,
         seed=arguments.seed,
         stop=arguments.stop,
         max_tokens=arguments.max_tokens,
+        min_tokens=arguments.min_tokens,
         ignore_eos=arguments.ignore_eos,
     )
 
@@ -199,7 +209,7 @@ def _print_results(results: list[RequestOutput], output_format: str) -> None:
 
 def _to_json(result: RequestOutput) -> str:
     completion = result.outputs[0]
-    record = {
+    record: dict[str, object] = {
         "prompt": result.prompt,
         "prompt_token_ids": list(result.prompt_token_ids),
         "token_ids": list(completion.token_ids),
@@ -207,8 +217,23 @@ def _to_json(result: RequestOutput) -> str:
         "finish_reason": completion.finish_reason,
         "num_cached_tokens": result.num_cached_tokens,
     }
+    if completion.logprobs is not None:
+        record["cumulative_logprob"] = completion.cumulative_logprob
+        record["logprobs"] = [_logprobs_to_json(position) for position in completion.logprobs]
     # Escapes keep the line valid where stdout cannot carry every character.
     return json.dumps(record, ensure_ascii=not _is_utf8(sys.stdout.encoding))
+
+
+def _logprobs_to_json(position: LogprobsAtPosition) -> list[dict[str, object]]:
+    return [
+        {
+            "token_id": token_id,
+            "token": entry.decoded_token,
+            "logprob": entry.logprob,
+            "rank": entry.rank,
+        }
+        for token_id, entry in position.items()
+    ]
 
 
 def _is_utf8(encoding: str | None) -> bool:

@@ -100,11 +100,26 @@ def _add_generate(commands: argparse._SubParsersAction[_Parser]) -> None:
     sampling.add_argument("--top-k", type=int, default=0, metavar="K", help="0: no limit")
     sampling.add_argument("--top-p", type=float, default=1.0, metavar="P")
     sampling.add_argument("--min-p", type=float, default=0.0, metavar="P")
+    for name in ("repetition", "presence", "frequency"):
+        default = 1.0 if name == "repetition" else 0.0
+        sampling.add_argument(
+            f"--{name}-penalty", type=float, default=default, metavar="P", help=f"{default:g}: none"
+        )
+    sampling.add_argument(
+        "--bad-word",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="a word that may not come out; repeatable",
+    )
     sampling.add_argument("--seed", type=int, default=0, metavar="S")
     sampling.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="end before it; repeatable"
     )
     sampling.add_argument("--ignore-eos", action="store_true")
+    sampling.add_argument(
+        "--min-tokens", type=int, default=0, metavar="N", help="no end before so many tokens"
+    )
 
     cache = parser.add_argument_group("KV cache")
     cache.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
@@ -116,6 +131,12 @@ def _add_generate(commands: argparse._SubParsersAction[_Parser]) -> None:
 
     output = parser.add_argument_group("output")
     output.add_argument("--format", default="text", choices=("text", "json"))
+    output.add_argument(
+        "--logprobs",
+        type=int,
+        metavar="N",
+        help="with --format json: log probabilities of each token and of the N most likely ones",
+    )
     output.add_argument(
         "--show-blocks", action="store_true", help="draw the pool and the block tables on stderr"
     )

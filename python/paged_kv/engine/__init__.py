@@ -7,6 +7,7 @@ from paged_kv.engine.config import EngineConfig
 from paged_kv.engine.kv_cache_manager import KVCacheManager
 from paged_kv.engine.llm import LLM
 from paged_kv.engine.llm_engine import LLMEngine, RequestUpdate
+from paged_kv.engine.logprobs import Logprob
 from paged_kv.engine.outputs import CompletionOutput, RequestOutput
 from paged_kv.engine.request import Request, RequestStatus
 from paged_kv.engine.sampling_params import SamplingParams
@@ -18,6 +19,7 @@ __all__ = [
     "EngineConfig",
     "KVCacheManager",
     "LLMEngine",
+    "Logprob",
     "Request",
     "RequestOutput",
     "RequestStatus",

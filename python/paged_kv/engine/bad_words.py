@@ -26,7 +26,7 @@ def encode_bad_words(
     space itself.
 
     Args:
-        bad_words: Words; spaces before them are dropped.
+        bad_words: Words; white space before them is dropped, unless it is all there is.
         tokenizer: The model's tokenizer.
         vocab_size: Each id must be in ``[0, vocab_size)``.
 
@@ -41,7 +41,7 @@ def encode_bad_words(
     """
     sequences = []
     for word in bad_words:
-        stripped = word.lstrip()
+        stripped = word.lstrip() or word
         first = tokenizer.encode(stripped, add_special_tokens=False)
         if not first:
             msg = f"bad_words: {word!r} has no tokens"

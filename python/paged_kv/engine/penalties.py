@@ -98,12 +98,17 @@ def apply_penalties(
     row = spread(rows, np.int64)
     token_ids = torch.from_numpy(np.concatenate([c.token_ids for c in counts])).to(logits.device)
     count = torch.from_numpy(np.concatenate([c.output_counts for c in counts])).to(logits.device)
-    repetition = spread([p.repetition for p in penalties], np.float32)
+    limits = torch.finfo(torch.float32)
+    # In float32 an extreme factor would be 0 or infinity.
+    factors = [min(max(p.repetition, limits.tiny), limits.max) for p in penalties]
+    repetition = spread(factors, np.float32)
     frequency = spread([p.frequency for p in penalties], np.float32)
     presence = spread([p.presence for p in penalties], np.float32)
 
-    values = logits[row, token_ids]
-    values = torch.where(values > 0, values / repetition, values * repetition)
+    given = logits[row, token_ids]
+    values = torch.where(given > 0, given / repetition, given * repetition)
     values -= frequency * count
     values -= presence * (count > 0)
+    # A penalty bans nothing, however large; what is banned stays so.
+    values.clamp_(limits.min, limits.max).masked_fill_(given.isneginf(), -torch.inf)
     logits[row, token_ids] = values
