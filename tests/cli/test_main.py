@@ -15,14 +15,11 @@ import sys
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import paged_kv
 from paged_kv._core import sha256_backends
 from paged_kv.cli import main
 
-VOCAB_SIZE = 260
 JSON_KEYS = [
     "prompt",
     "prompt_token_ids",
@@ -31,50 +28,6 @@ JSON_KEYS = [
     "finish_reason",
     "num_cached_tokens",
 ]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """A folder with a tiny model whose tokens are bytes."""
-    folder = tmp_path_factory.mktemp("byte_llama")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        max_position_embeddings=256,
-        bos_token_id=None,
-        eos_token_id=VOCAB_SIZE - 1,
-        pad_token_id=None,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
-    return folder
-
-
-@pytest.fixture
-def generate(model, capsys):
-    """Run ``paged-kv generate`` in this process; return (status, stdout, stderr)."""
-
-    def run(*arguments, prompts=("hello",)):
-        argv = ["generate", "--model", str(model), "--num-blocks", "64", "--max-tokens", "8"]
-        for prompt in prompts:
-            argv += ["--prompt", prompt]
-        status = main([*argv, *map(str, arguments)])
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return run
 
 
 def command(*arguments):
@@ -100,45 +53,6 @@ def test_json_has_one_object_a_prompt_in_order(generate):
     assert all(len(record["token_ids"]) == 8 for record in records)
     assert all(record["finish_reason"] == "length" for record in records)
     assert "24 tokens in" in stderr
-
-
-def test_logprobs_are_in_the_json(generate):
-    _, stdout, _ = generate("--format", "json", "--logprobs", 2)
-    record = json.loads(stdout)
-    assert list(record) == [*JSON_KEYS, "cumulative_logprob", "logprobs"]
-    chosen = [position[0] for position in record["logprobs"]]
-    assert [entry["token_id"] for entry in chosen] == record["token_ids"]
-    assert sum(entry["logprob"] for entry in chosen) == pytest.approx(record["cumulative_logprob"])
-    assert [len(position) for position in record["logprobs"]] == 8 * [2]  # greedy: it is the best
-    assert list(chosen[0]) == ["token_id", "token", "logprob", "rank"]
-
-
-@pytest.mark.parametrize(
-    "flag",
-    [("--repetition-penalty", 1e-3), ("--presence-penalty", -2), ("--frequency-penalty", -2)],
-)
-def test_a_penalty_changes_what_is_generated(generate, flag):
-    """Rewards, since such small weights make every token about as likely."""
-    sampling = ("--temperature", 0.2, "--seed", 3)
-    _, plain, _ = generate(*sampling)
-    _, rewarded, _ = generate(*sampling, *flag)
-    assert rewarded != plain
-
-
-def test_a_bad_word_does_not_come_out(generate):
-    _, plain, _ = generate("--format", "json", "--seed", 1, "--temperature", 1)
-    word = json.loads(plain)["text"].replace("\ufffd", "").strip()[0]
-    _, stdout, _ = generate("--format", "json", "--seed", 1, "--temperature", 1, "--bad-word", word)
-    assert word not in json.loads(stdout)["text"]
-
-
-def test_min_tokens_puts_off_a_stop_string(generate):
-    _, stdout, _ = generate("--format", "json")
-    stop = json.loads(stdout)["text"][0]
-    _, stdout, _ = generate("--format", "json", "--stop", stop)
-    assert len(json.loads(stdout)["token_ids"]) < 5
-    _, stdout, _ = generate("--format", "json", "--stop", stop, "--min-tokens", 5)
-    assert len(json.loads(stdout)["token_ids"]) >= 5
 
 
 def test_streamed_text_equals_the_text_of_the_json(generate):
