@@ -91,7 +91,7 @@ def compute_weights(logits: torch.Tensor, filters: FilterBatch) -> torch.Tensor:
     the batch.
 
     Args:
-        logits: ``[n, vocab_size]`` float32, the largest of each row finite. Overwritten.
+        logits: ``[n, vocab_size]`` float32, the largest of each row finite. Not changed.
         filters: :meth:`FilterBatch.of` the same rows.
 
     Returns:
@@ -106,10 +106,10 @@ def compute_weights(logits: torch.Tensor, filters: FilterBatch) -> torch.Tensor:
         Neural Text Degeneration", 2020.
     """
     # The largest first: no temperature makes the others overflow.
-    scores = logits.sub_(logits.amax(dim=-1, keepdim=True)).div_(filters.temperature)
-    weights = scores.exp()
+    scores = logits.sub(logits.amax(dim=-1, keepdim=True)).div_(filters.temperature)
     if filters.ranks is None and not filters.has_min_p:
-        return weights
+        return scores.exp_()
+    weights = scores.exp()
     # p_i >= min_p * p_max  <=>  score_i >= log(min_p), the largest score being 0.
     floor = filters.log_min_p
     if filters.ranks is not None:

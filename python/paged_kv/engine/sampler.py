@@ -53,8 +53,8 @@ class Sampler:
     rows of the last call.
 
     Cost:
-        A batch of greedy rows without extras: one pass over the logits. Others: a copy of their
-        rows, and about five passes over it if they are sampled.
+        A batch of greedy rows without extras: one pass over the logits. Rows that are sampled:
+        about five more. A copy of the rows unless all are sampled without bans and the like.
 
     Source:
         vLLM 0.32 ``v1/sample/sampler.py::Sampler``.
@@ -106,9 +106,9 @@ class Sampler:
         probs = torch.nn.functional.one_hot(token_ids, logits.shape[-1]).float().to(logits.device)
         batch = self._batch_of(rows, logits)
         if batch.filters is not None:
-            changed = _copy_rows(logits.float(), batch.active)
+            changed = logits.float()[batch.active]
             batch.change_logits(changed)
-            weights = compute_weights(_copy_rows(changed, batch.sampled), batch.filters)
+            weights = compute_weights(changed[batch.sampled], batch.filters)
             sampled = [batch.active[position] for position in batch.sampled]
             probs[sampled] = weights / weights.sum(dim=-1, keepdim=True)
         return probs
@@ -122,15 +122,18 @@ class Sampler:
 
 def _sample_active(logits: torch.Tensor, batch: SamplingBatch) -> list[int]:
     """One token for each active row."""
-    changed = _copy_rows(logits, batch.active)
     token_ids = [0] * len(batch.active)
+    if len(batch.active) < len(logits):
+        logits = logits[batch.active]
+    elif batch.has_changes:
+        logits = logits.clone()
     if batch.has_changes:
-        batch.change_logits(changed)
-        token_ids = _take_best(changed, "no token is left: all that the model allows are banned")
+        batch.change_logits(logits)
+        token_ids = _take_best(logits, "no token is left: all that the model allows are banned")
     if batch.filters is not None:
         if len(batch.sampled) < len(batch.active):
-            changed = _copy_rows(changed, batch.sampled)
-        weights = compute_weights(changed, batch.filters)
+            logits = logits[batch.sampled]
+        weights = compute_weights(logits, batch.filters)
         drawn: list[int] = draw_tokens(weights, batch.next_uniforms()).tolist()
         for position, token_id in zip(batch.sampled, drawn, strict=True):
             token_ids[position] = token_id
@@ -156,7 +159,3 @@ def _logprobs_of(
         for row, entry in zip(rows, compute_logprobs(logits[rows], ids, num_logprobs), strict=True):
             result[row] = entry
     return result
-
-
-def _copy_rows(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
-    return logits.clone() if len(rows) == len(logits) else logits[rows]
