@@ -174,6 +174,21 @@ MANAGER = (
           "  if (!args.delay_cache_blocks) {\n    coordinator_", "  {\n    coordinator_"),
 )  # fmt: skip
 
+FORKS = (
+    Fault("a part-filled block is shared", "src/kv_cache_fork.cpp",
+          "first(to_size(tokens.num_final_tokens / block_size_))",
+          "first(to_size(ceil_div(tokens.num_final_tokens, block_size_)))"),
+    Fault("a fork does not hold what it shares", "src/kv_cache_fork.cpp",
+          "block_pool_.touch(shared);", ""),
+    Fault("a copy counts as cached", "src/kv_cache_fork.cpp",
+          "std::min(parent.num_cached_blocks, std::ssize(shared))",
+          "std::min(parent.num_cached_blocks, std::ssize(child.blocks))"),
+    Fault("a fork takes slots after the computed tokens", "src/kv_cache_fork.cpp",
+          "      .first(to_size(ceil_div(tokens.num_tokens, block_size_)))\n", ""),
+    Fault("a failed fork leaves its row", "src/kv_cache_fork.cpp",
+          "    if (!is_known) request_table_.remove(child_idx);\n", ""),
+)  # fmt: skip
+
 EVENTS = (
     Fault("removals are not reported", "src/block_pool.cpp",
           "if (kv_events_) kv_events_->push(BlockRemoved{key.hash, key.group_id});", ""),
@@ -237,4 +252,4 @@ ROWS = (
           "for (; token < p.slot_mapping.size; ++token)", "for (; token < 0; ++token)"),
 )  # fmt: skip
 
-FAULTS = (*POOL, *HASHES, *GROUPS, *MANAGER, *EVENTS, *WHY_NO_HIT, *SEQUENCES, *ROWS)
+FAULTS = (*POOL, *HASHES, *GROUPS, *MANAGER, *FORKS, *EVENTS, *WHY_NO_HIT, *SEQUENCES, *ROWS)

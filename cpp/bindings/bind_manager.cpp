@@ -362,6 +362,7 @@ Example:
       py::arg("use_int_block_hashes").noconvert() = true, py::arg("eviction_policy") = py::none(),
       py::arg("num_remembered_evictions").noconvert() = 0);
   bind_allocation(manager);
+  bind_fork(manager);
   bind_release(manager);
   bind_queries(manager);
   bind_reports(manager);

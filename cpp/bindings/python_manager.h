@@ -49,4 +49,6 @@ class PythonManager {
   bool use_int_block_hashes_;
 };
 
+void bind_fork(py::class_<PythonManager>& manager);
+
 }  // namespace paged_kv::bindings

@@ -366,18 +366,30 @@ void KVCacheManager::check_integrity() const {
   coordinator_->check_integrity();
   request_table_.check_integrity();
   const auto all_blocks = coordinator_->block_pool().blocks();
-  std::vector<std::int64_t> num_places(all_blocks.size());
+  struct Use {
+    std::int64_t num_places = 0;
+    std::size_t group = 0;
+    std::size_t place = 0;
+  };
+  std::vector<Use> uses(all_blocks.size());
   for (std::size_t group = 0; group < num_kv_cache_groups(); ++group) {
     for (std::size_t row = 0; row < request_table_.num_rows(); ++row) {
       const RequestIdx request_idx(static_cast<std::int32_t>(row));
-      for (const BlockId id : coordinator_->manager(group).blocks(request_idx)) {
-        if (id != kNullBlockId) ++num_places[id.index()];
+      const auto held = coordinator_->manager(group).blocks(request_idx);
+      for (std::size_t place = 0; place < held.size(); ++place) {
+        if (held[place] == kNullBlockId) continue;
+        Use& use = uses[held[place].index()];
+        PAGED_KV_CHECK_AS(InvariantError,
+                          use.num_places == 0 || (use.group == group && use.place == place),
+                          "K2: block ", held[place], " is at place ", use.place, " of group ",
+                          use.group, " and at place ", place, " of group ", group);
+        use = {use.num_places + 1, group, place};
       }
     }
   }
   for (std::size_t i = 0; i < all_blocks.size(); ++i) {
-    PAGED_KV_CHECK_AS(InvariantError, num_places[i] <= all_blocks[i].ref_cnt, "K1: block ", i,
-                      " is in ", num_places[i], " places, but has ", all_blocks[i].ref_cnt,
+    PAGED_KV_CHECK_AS(InvariantError, uses[i].num_places <= all_blocks[i].ref_cnt, "K1: block ", i,
+                      " is in ", uses[i].num_places, " places, but has ", all_blocks[i].ref_cnt,
                       " holders");
   }
 }

@@ -37,10 +37,10 @@ RequestIdx RequestTable::find_or_add(const Request& request) {
     unused_rows_.emplace_back(static_cast<std::int32_t>(rows_.size()) - 1);
   }
   request_idx = unused_rows_.back();
-  idx_by_id_.emplace(request.request_id(), request_idx);
-  unused_rows_.pop_back();
   Row& row = rows_[request_idx.index()];
   row.request_id = request.request_id();
+  idx_by_id_.emplace(request.request_id(), request_idx);
+  unused_rows_.pop_back();
   row.in_use = true;
   remember(request, request_idx);
   return request_idx;

@@ -59,6 +59,9 @@ MANAGER_CALLS = {
     + [((R, 1, 4, H), ValueError), ((R, 1, 0, [1]), TypeError)]
     + [((R, 1, 0, None, bad), error) for bad, error in BAD_COUNTS]
     + [((R, 1, 0, None, 0, bad), error) for bad, error in BAD_COUNTS],
+    "fork": requests_first(R)
+    + [((R, bad), error) for bad, error in BAD_REQUESTS]
+    + [((R, R), ValueError)],
     "cache_blocks": requests_first(4) + [((R, bad), error) for bad, error in BAD_COUNTS],
     "free": requests_first(),
     "pop_blocks_for_free": requests_first(),

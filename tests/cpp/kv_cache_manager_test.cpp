@@ -105,6 +105,20 @@ TEST(KVCacheManager, CheckIntegrityFindsABlockInTwoTables) {
   EXPECT_THROW(manager->check_integrity(), InvariantError);
 }
 
+TEST(KVCacheManager, CheckIntegrityFindsABlockAtTwoPlaces) {
+  const auto manager = make_manager({std::make_shared<FullAttentionSpec>(format())});
+  const auto a = make_request("a", 32);
+  const auto b = make_request("b", 48);
+  static_cast<void>(manager->allocate_slots(*a, tokens(32)));
+  const KVCacheBlocks moved{{ids({2})}};  // not what a lookup finds
+  AllocateSlotsArgs args = tokens(1);
+  args.new_computed_blocks = &moved;
+  args.num_new_computed_tokens = kBlockSize;
+  args.delay_cache_blocks = true;
+  static_cast<void>(manager->allocate_slots(*b, args));
+  EXPECT_THROW(manager->check_integrity(), InvariantError);
+}
+
 TEST(KVCacheManager, ThePartOfAPromptIsNamedWhereHashesAreFinerThanBlocks) {
   KVCacheConfig config = make_config({std::make_shared<FullAttentionSpec>(format(32)),
                                       std::make_shared<SlidingWindowSpec>(format(16), 32)},

@@ -87,6 +87,33 @@ TEST_F(RequestBatchTest, DecodesUntilThePoolIsEmptyAndGivesAllBack) {
   EXPECT_EQ(batch_->num_reqs(), 0);
 }
 
+// Whether the child was in the batch before it was forked, or comes then.
+TEST_F(RequestBatchTest, WritesTheRowsOfForkedRequests) {
+  Request& parent = add_request("a", 0);
+  std::vector<std::int32_t> refused;
+  batch_->allocate_slots(std::vector{0}, std::vector{14}, {}, refused);
+  Request& child = add_request("b", 1);
+  ASSERT_TRUE(manager_->fork(parent, child).has_value());
+  Request& late_child = add_request("c", 2);
+  batch_->remove(2);
+  ASSERT_TRUE(manager_->fork(parent, late_child).has_value());
+  batch_->add(late_child, 3);
+  const auto row = tables_[0]->table().subspan(static_cast<std::size_t>(3 * tables_[0]->width()));
+  EXPECT_EQ(row[0], manager_->blocks(late_child, 0)[0].value());
+  const std::vector rows{0, 1, 3};
+  batch_->allocate_slots(rows, std::vector{2, 2, 2}, {}, refused);
+  for (std::int32_t step = 0; step < 40; ++step) {
+    batch_->append_output_token_ids(rows, std::vector{step, 100 + step, 200 + step});
+    batch_->allocate_slots(rows, std::vector{1, 1, 1}, {}, refused);
+    ASSERT_TRUE(refused.empty());
+    batch_->check_integrity();
+    manager_->check_integrity();
+  }
+  EXPECT_EQ(tables_[0]->num_blocks_per_row()[1], 4);
+  batch_->free(rows);
+  EXPECT_EQ(manager_->usage(), 0.0);
+}
+
 TEST_F(RequestBatchTest, CheckIntegrityFindsRowsThatOthersWrote) {
   add_request("a", 3);
   const std::array rows{3};

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KVCacheManager over random calls: hits hold the right tokens, nothing leaks, no half failures."""
+"""KVCacheManager over random calls: hits hold the right tokens, nothing leaks, no half failures.
+
+A model of the cache's content says which tokens each slot was computed from; forks copy slots.
+"""
 
 from __future__ import annotations
 
@@ -79,6 +82,9 @@ class ManagerMachine(RuleBasedStateMachine):
         self.requests: list[Request] = []
         self.popped: list[list] = []
         self.num_made = 0
+        # Per group: which prefix each slot (block, offset) was computed from.
+        self.slots: list[dict[tuple[int, int], int]] = [{} for _ in specs]
+        self.prefix_ids: dict[tuple, int] = {}  # (number of the prefix before, token) -> number
         # Per group: salt and tokens of a cached block, from the request's first token on.
         self.contents: list[dict[int, tuple]] = [{} for _ in specs]
 
@@ -86,15 +92,34 @@ class ManagerMachine(RuleBasedStateMachine):
         tables = [self.manager.get_block_ids(request.request_id) for request in self.requests]
         return self.manager.block_pool.dump(), tables
 
-    def note_contents(self, request: Request) -> None:
-        """What the blocks of a request hold once its scheduled tokens are computed."""
+    def note_contents(self, request: Request, start: int) -> None:
+        """What the blocks of a request hold once its tokens from `start` on are computed."""
         tokens = request.all_token_ids.tolist()
+        self.write_slots(request, start)
         tables = self.manager.get_block_ids(request.request_id)
         for group, (ids, block_size) in enumerate(zip(tables, self.block_sizes, strict=True)):
             for i, block in enumerate(ids):
                 end = (i + 1) * block_size
                 if block and end <= request.num_computed_tokens:
                     self.contents[group][block] = (request.cache_salt, tokens[:end])
+
+    def write_slots(self, request: Request, start: int) -> None:
+        for slots, slot, prefix, position in self.computed_slots(request):
+            if position >= start:
+                slots[slot] = prefix
+
+    def computed_slots(self, request: Request):
+        """Of each computed token that is held: its group's slots, slot, prefix and position."""
+        prefixes = [request.cache_salt]
+        for token in request.all_token_ids.tolist():
+            key = (prefixes[-1], token)
+            prefixes.append(self.prefix_ids.setdefault(key, len(self.prefix_ids)))
+        tables = self.manager.get_block_ids(request.request_id)
+        for slots, ids, block_size in zip(self.slots, tables, self.block_sizes, strict=True):
+            for position in range(request.num_computed_tokens):
+                block = ids[position // block_size]
+                if block:
+                    yield slots, (block, position % block_size), prefixes[position + 1], position
 
     @rule(
         family=st.integers(0, 2), num_tokens=st.integers(1, 40), salt=st.sampled_from([None, "s"])
@@ -129,8 +154,61 @@ class ManagerMachine(RuleBasedStateMachine):
             assert self.manager.block_pool.get_num_free_blocks() >= free_before
             return
         request.status = RequestStatus.RUNNING
-        request.num_computed_tokens += num_hits + num_new
-        self.note_contents(request)
+        start = request.num_computed_tokens + num_hits
+        request.num_computed_tokens = start + num_new
+        self.note_contents(request, start)
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def fork(self, data):
+        """The child has the parent's tokens; some of its last ones may be missing or others."""
+        parent = data.draw(st.sampled_from(self.requests))
+        tokens = parent.all_token_ids.tolist()
+        num_computed = parent.num_computed_tokens
+        if num_computed == 0:
+            return
+        hasher = get_request_block_hasher(min(self.block_sizes))
+        name = str(self.num_made + 1)
+        child = Request(
+            name,
+            tokens[:num_computed] + data.draw(st.sampled_from([[], [7777], tokens[num_computed:]])),
+            cache_salt=parent.cache_salt,
+            block_hasher=hasher,
+        )
+        if child.num_tokens > MAX_MODEL_LEN:
+            return
+        before = self.state()
+        num_free = self.manager.block_pool.get_num_free_blocks()
+        copies = self.manager.fork(parent, child)
+        num_copies = sum(
+            num_computed % block_size != 0 and ids[num_computed // block_size] != 0
+            for ids, block_size in zip(
+                self.manager.get_block_ids(parent.request_id), self.block_sizes, strict=True
+            )
+        )
+        if copies is None:
+            assert num_copies > num_free
+            assert self.state() == before
+            return
+        assert len(copies) == num_copies
+        self.num_made += 1
+        child.status = RequestStatus.RUNNING
+        assert child.num_computed_tokens == num_computed
+        self.requests.append(child)
+        for group, source, target in copies:
+            for offset in range(self.block_sizes[group]):
+                if (source, offset) in self.slots[group]:
+                    self.slots[group][target, offset] = self.slots[group][source, offset]
+        self.check_shared(parent, child)
+
+    def check_shared(self, parent: Request, child: Request) -> None:
+        """All full blocks of the computed tokens, and no others."""
+        tables = (self.manager.get_block_ids(r.request_id) for r in (parent, child))
+        for of_parent, of_child, block_size in zip(*tables, self.block_sizes, strict=True):
+            num_full, is_part = divmod(child.num_computed_tokens, block_size)
+            assert len(of_child) == num_full + (is_part > 0)
+            assert of_child[:num_full] == of_parent[:num_full]
+            assert not set(of_child[num_full:]) & set(of_parent) - {0}
 
     def check_hit(self, request: Request, blocks, num_hits: int) -> None:
         assert 0 <= num_hits < request.num_tokens
@@ -163,7 +241,7 @@ class ManagerMachine(RuleBasedStateMachine):
         if taken is not None:
             request.status = RequestStatus.RUNNING
             request.num_computed_tokens = num_external
-            self.note_contents(request)
+            self.note_contents(request, 0)
             self.manager.cache_blocks(request, num_external)
 
     @precondition(lambda self: self.requests)
@@ -223,6 +301,13 @@ class ManagerMachine(RuleBasedStateMachine):
             return
         self.manager.check_integrity()
         self.check_holders()
+        self.check_slots()
+
+    def check_slots(self) -> None:
+        """Nobody has written to a slot of another: each holds its request's own prefix."""
+        for request in self.requests:
+            for slots, slot, prefix, _ in self.computed_slots(request):
+                assert slots[slot] == prefix
 
     def check_holders(self) -> None:
         """Every place of a table, and every popped block, is one holder: none is lost."""

@@ -27,6 +27,14 @@ struct KVCacheBlocks {
   friend bool operator==(const KVCacheBlocks&, const KVCacheBlocks&) = default;
 };
 
+// Content to copy from block to block, in the layers of one group.
+struct GroupBlockCopy {
+  GroupId group_id;
+  BlockId src;
+  BlockId dst;
+  friend bool operator==(const GroupBlockCopy&, const GroupBlockCopy&) = default;
+};
+
 // Ids of the blocks of the only group that are not in the prefix cache, `blocks` being all blocks
 // of the pool. Throws std::invalid_argument unless there is exactly one group.
 [[nodiscard]] std::vector<BlockId> get_unhashed_block_ids(const KVCacheBlocks& kv_cache_blocks,

@@ -79,6 +79,13 @@ class KVCacheCoordinator {
   // num_new_blocks[g] becomes how many blocks group g took.
   void allocate_new_blocks(RequestIdx request_idx, std::int64_t num_tokens,
                            std::span<std::int64_t> num_new_blocks);
+  // How many blocks fork() takes for the first `num_tokens` tokens of a request.
+  [[nodiscard]] std::int64_t num_blocks_to_copy(RequestIdx parent_idx,
+                                                std::int64_t num_tokens) const noexcept;
+  // Gives a request without blocks those of the first `num_tokens` tokens of its parent: shares
+  // them, or copies to new blocks what is written again. Appends the copies, which have room.
+  void fork(RequestIdx parent_idx, RequestIdx child_idx, std::int64_t num_tokens,
+            std::vector<GroupBlockCopy>& copies);
   // Nothing happens without caching.
   void cache_blocks(const Request& request, RequestIdx request_idx,
                     std::int64_t num_computed_tokens);
@@ -109,6 +116,10 @@ class KVCacheCoordinator {
   [[nodiscard]] std::int64_t num_finalized_tokens(std::int64_t num_computed_tokens) const noexcept;
 
  private:
+  [[nodiscard]] ForkedTokens forked_tokens(std::int64_t num_tokens) const noexcept {
+    return {.num_tokens = num_tokens, .num_final_tokens = num_finalized_tokens(num_tokens)};
+  }
+
   KVCacheConfig kv_cache_config_;
   std::int64_t scheduler_block_size_;
   std::int64_t num_reprefillable_tokens_;

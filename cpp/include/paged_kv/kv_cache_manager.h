@@ -84,9 +84,11 @@ struct ComputedBlocks {
 //
 // Invariants, checked by check_integrity():
 //   those of the pool (I1 .. I7), of the request table (RT1, RT2) and of the managers (G1 .. G3);
-//   K1  a block is in no more places of tables than it has holders.
+//   K1  a block is in no more places of tables than it has holders;
+//   K2  tables that share a block are of one group, and have it at the same place.
 //
-// Cost: given per method. None depends on the size of the pool or on the tokens a request has.
+// Cost: given per method. None depends on the size of the pool, none but fork() on the tokens a
+// request has.
 // Thread rule: one owner thread.
 // Source: vLLM 0.32 v1/core/kv_cache_manager.py::KVCacheManager.
 class KVCacheManager {
@@ -135,6 +137,25 @@ class KVCacheManager {
   [[nodiscard]] std::span<const std::int64_t> num_new_blocks() const noexcept {
     return num_new_blocks_;
   }
+
+  // For parallel sampling and beam search: lets `child`, which holds no blocks, go on where
+  // `parent` is, and sets its num_computed_tokens. In every group it shares the parent's blocks,
+  // null blocks where the parent has them. A block that will be written again (the last, if it is
+  // filled in part; with num_prefill_lookahead, what the draft model computes again) is not shared:
+  // the child takes a new one, and the copy is returned. Blocks after the computed tokens stay the
+  // parent's.
+  //
+  // The copies must run after the steps of the parent that are under way, and before the next step
+  // of either; they are independent of each other. The parent's computed tokens must be final:
+  // drafts that may be rejected are no part of them. Shared blocks count as used once more for
+  // eviction policies and metrics, and no event tells of them.
+  //
+  // nullopt, and no change, if too few blocks are free; the watermark does not count. Throws
+  // std::invalid_argument unless `parent` has computed tokens and holds their blocks, `child` holds
+  // none, and both begin with the same tokens (with caching: and keys) up to there.
+  // O(blocks shared or copied); the tokens are compared.
+  [[nodiscard]] std::optional<std::vector<GroupBlockCopy>> fork(const Request& parent,
+                                                                Request& child);
 
   // Makes the full blocks of the first `num_computed_tokens` tokens findable.
   void cache_blocks(const Request& request, std::int64_t num_computed_tokens);
@@ -188,6 +209,7 @@ class KVCacheManager {
 
  private:
   void check_adoption(const AllocationPlan& plan) const;
+  void check_fork(const Request& parent, const Request& child) const;
   void check_can_be_cached(const Request& request, std::int64_t num_tokens) const;
   [[nodiscard]] bool whole_request_fits(const Request& request, const AllocationPlan& plan,
                                         std::int64_t num_watermark_blocks) const;

@@ -3,6 +3,7 @@
 
 #include "paged_kv/block_pool.h"
 #include "paged_kv/ids.h"
+#include "paged_kv/kv_cache_blocks.h"
 #include "paged_kv/kv_cache_spec.h"
 #include "paged_kv/request.h"
 
@@ -43,6 +44,12 @@ struct SlotDemand {
   std::int64_t total_computed_tokens = 0;
   // Count no more than the request ever holds at a time.
   bool apply_admission_cap = false;
+};
+
+// The tokens of a request that a fork of it begins with.
+struct ForkedTokens {
+  std::int64_t num_tokens = 0;        // with slots
+  std::int64_t num_final_tokens = 0;  // of these, from the first on: those never written again
 };
 
 // The blocks of all requests in one cache group: which it holds, and which are cached.
@@ -106,6 +113,17 @@ class SingleTypeKVCacheManager {
   // Takes blocks for `num_tokens` tokens in all. Returns how many: they are the request's last.
   std::int64_t allocate_new_blocks(RequestIdx request_idx, std::int64_t num_tokens);
 
+  // How many blocks fork() takes from `new_blocks`.
+  [[nodiscard]] std::int64_t num_blocks_to_copy(RequestIdx parent_idx,
+                                                const ForkedTokens& tokens) const noexcept;
+  // So that giving the request so many blocks does not allocate.
+  void reserve_blocks(RequestIdx request_idx, std::int64_t num_blocks);
+  // Gives a request without blocks those of its parent. Blocks whose tokens are final are shared,
+  // the others copied: new blocks, from the front of `new_blocks`, stand in their place. Null
+  // blocks stay null. Both requests have reserved blocks, `copies` has room.
+  void fork(RequestIdx parent_idx, RequestIdx child_idx, const ForkedTokens& tokens,
+            std::span<const BlockId>& new_blocks, std::vector<GroupBlockCopy>& copies);
+
   // Makes the full blocks of the first `num_tokens` tokens findable, as far as they can serve a
   // hit.
   virtual void cache_blocks(const Request& request, RequestIdx request_idx,
@@ -163,6 +181,12 @@ class SingleTypeKVCacheManager {
   [[nodiscard]] std::int64_t num_skipped_blocks(std::int64_t num_computed_tokens) const {
     return get_num_skipped_tokens(num_computed_tokens) / block_size_;
   }
+
+  // The request's blocks that a fork of it begins with.
+  [[nodiscard]] std::span<const BlockId> blocks_to_share(RequestIdx parent_idx,
+                                                         const ForkedTokens& tokens) const noexcept;
+  [[nodiscard]] std::span<const BlockId> blocks_to_copy(RequestIdx parent_idx,
+                                                        const ForkedTokens& tokens) const noexcept;
 
   KVCacheSpecPtr kv_cache_spec_;
   BlockPool& block_pool_;
