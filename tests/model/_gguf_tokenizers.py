@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small byte-level BPE vocabulary as the metadata of a GGUF file."""
+"""Small vocabularies, byte-level BPE and SentencePiece, as the metadata of a GGUF file."""
 
 from __future__ import annotations
 
@@ -52,5 +52,51 @@ def tokenizer_metadata(pre: str | None, **changes) -> dict:
         "merges": list(merges),
         "bos_token_id": 1,
         "eos_token_id": 2,
+    } | changes
+    return {f"tokenizer.ggml.{key}": value for key, value in values.items()}
+
+
+GEMMA_CONTROL = ("<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>")
+GEMMA_USER_DEFINED = ("\n", "\n\n", "  ", "   ", "    ", "<b>")
+
+
+@functools.cache
+def _trained_gemma() -> tuple[str, ...]:
+    """Merged pieces in the order of the merges, then single characters, as in Gemma's files."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.normalizer = tokenizers.normalizers.Replace(" ", "\u2581")
+    # Pieces of words, as a larger corpus would give.
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split("\u2581", "merged_with_next")
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=330, show_progress=False)
+    tokenizer.train_from_iterator([line for text in _CORPUS for line in text.split("\n")], trainer)
+    vocab = tokenizer.get_vocab()
+    tokens = sorted(vocab, key=vocab.get)
+    return (
+        *(token for token in tokens if len(token) > 1 and token.strip("\u2581")),
+        *(token for token in tokens if len(token) == 1),
+    )
+
+
+def gemma_tokenizer_metadata(**changes) -> dict:
+    """Metadata of a vocabulary like Gemma's, without merges; `changes` as above."""
+    byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
+    by_type = {
+        TokenType.CONTROL: GEMMA_CONTROL,
+        TokenType.USER_DEFINED: GEMMA_USER_DEFINED,
+        TokenType.BYTE: byte_tokens,
+        TokenType.NORMAL: _trained_gemma(),
+    }
+    values = {
+        "model": "llama",
+        "pre": "default",
+        "tokens": [token for tokens in by_type.values() for token in tokens],
+        "scores": [-float(i) for tokens in by_type.values() for i in range(len(tokens))],
+        "token_type": [int(kind) for kind, tokens in by_type.items() for _ in tokens],
+        "bos_token_id": 2,
+        "eos_token_id": 1,
+        "unknown_token_id": 3,
+        "padding_token_id": 0,
+        "add_bos_token": True,
+        "add_space_prefix": False,
     } | changes
     return {f"tokenizer.ggml.{key}": value for key, value in values.items()}

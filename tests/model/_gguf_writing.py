@@ -19,6 +19,11 @@ _PARTS = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+_GEMMA3_PARTS = _PARTS | {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
 _TOP = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
@@ -57,8 +62,11 @@ def write_gguf(
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": config.num_key_value_heads,
         "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        "rope.freq_base": config.rope_parameters["rope_theta"],
     }
+    rope = config.rope_parameters
+    entries["rope.freq_base"] = rope.get("full_attention", rope)["rope_theta"]
+    if arch == "gemma3":
+        entries["attention.sliding_window"] = config.sliding_window
     if getattr(config, "head_dim", None):
         entries |= {
             "attention.key_length": config.head_dim,
@@ -69,7 +77,7 @@ def write_gguf(
     for key, value in entries.items():
         if value is not None:
             _add_value(writer, key, value)
-    for name, array in _tensors(model, arch):
+    for name, array in gguf_tensors(model, arch):
         if name in skip:
             continue
         if quantization is None or array.ndim == 1:
@@ -91,23 +99,30 @@ def interleave_rows(weight: np.ndarray, num_heads: int) -> np.ndarray:
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(weight.shape))
 
 
-def _tensors(model, arch):
+def gguf_name(hf_name: str, arch: str) -> str:
+    """The name of a tensor in a GGUF file."""
+    if hf_name in _TOP:
+        return _TOP[hf_name]
+    _, _, layer, rest = hf_name.split(".", 3)
+    part, kind = rest.rsplit(".", 1)
+    parts = _GEMMA3_PARTS if arch == "gemma3" else _PARTS
+    return f"blk.{layer}.{parts[part]}.{kind}"
+
+
+def gguf_tensors(model, arch):
+    """Name and content of each tensor, as llama.cpp's converter writes it."""
     tied = model.config.tie_word_embeddings
     for name, parameter in model.state_dict().items():
         if name == "lm_head.weight" and tied:
             continue
         array = parameter.float().numpy()
-        if name in _TOP:
-            yield_name = _TOP[name]
-        else:
-            _, _, layer, rest = name.split(".", 3)
-            part, kind = rest.rsplit(".", 1)
-            yield_name = f"blk.{layer}.{_PARTS[part]}.{kind}"
-            if arch == "llama" and part.endswith("q_proj"):
-                array = interleave_rows(array, model.config.num_attention_heads)
-            if arch == "llama" and part.endswith("k_proj"):
-                array = interleave_rows(array, model.config.num_key_value_heads)
-        yield yield_name, array
+        if arch == "llama" and ".q_proj." in name:
+            array = interleave_rows(array, model.config.num_attention_heads)
+        if arch == "llama" and ".k_proj." in name:
+            array = interleave_rows(array, model.config.num_key_value_heads)
+        if arch == "gemma3" and name.endswith("norm.weight"):
+            array = array + 1
+        yield gguf_name(name, arch), array
 
 
 def _add_value(writer, key, value):

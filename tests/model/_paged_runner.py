@@ -66,8 +66,13 @@ class PagedRunner:
             self.block_ids[window] = ids.to(torch.int32)
 
     @torch.inference_mode()
-    def step(self, new_tokens: dict[int, list[int]]) -> dict[int, torch.Tensor]:
-        """Feed new tokens by sequence number; give the logits of each: ``[num_new, vocab]``."""
+    def step(
+        self, new_tokens: dict[int, list[int]], *, logits_to_keep: int | None = None
+    ) -> dict[int, torch.Tensor]:
+        """Feed new tokens by sequence number; give the logits of each: ``[num_new, vocab]``.
+
+        With `logits_to_keep` only those of the last tokens of each.
+        """
         counts = {seq: len(tokens) for seq, tokens in new_tokens.items()}
         starts = [0, *torch.tensor(list(counts.values())).cumsum(0).tolist()]
         metadata = {window: self._metadata(counts, starts, window) for window in self.block_ids}
@@ -81,14 +86,18 @@ class PagedRunner:
             self.kv_caches,
             [metadata[window] for window in self.windows],
         )
-        logits = self.model.compute_logits(hidden)
-        return {seq: logits[starts[i] : starts[i + 1]] for i, seq in enumerate(new_tokens)}
+        rows = {seq: hidden[starts[i] : starts[i + 1]] for i, seq in enumerate(new_tokens)}
+        if logits_to_keep is not None:
+            rows = {seq: of_seq[-logits_to_keep:] for seq, of_seq in rows.items()}
+        logits = self.model.compute_logits(torch.cat(list(rows.values())))
+        parts = logits.split([len(of_seq) for of_seq in rows.values()])
+        return dict(zip(rows, parts, strict=True))
 
     def greedy(self, prompt: list[int], num_tokens: int, *, seq: int = 0) -> list[int]:
         """Extend `prompt` by the likeliest tokens."""
         new, out = list(prompt), []
         for _ in range(num_tokens):
-            out.append(int(self.step({seq: new})[seq][-1].argmax()))
+            out.append(int(self.step({seq: new}, logits_to_keep=1)[seq][-1].argmax()))
             new = out[-1:]
         return out
 

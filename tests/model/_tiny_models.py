@@ -31,6 +31,21 @@ _LLAMA3_ROPE = {
 # Head size 32 where not said otherwise: hidden 64 over 2 heads would not have grouped queries.
 _HEAD = {"head_dim": 32}
 
+# Layers of both kinds, the last one with a window, in no multiple of the pattern.
+_GEMMA3 = {
+    "hidden_size": 72,  # whose root is not exact in 16 bits
+    "num_hidden_layers": 5,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "sliding_window": 7,
+    "query_pre_attn_scalar": 32,
+    "num_key_value_heads": 1,
+}
+_GEMMA3["layer_types"] = _GEMMA3["layer_types"][:5]
+_GEMMA3_ROPE = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 8.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+}
+
 VARIANTS = {
     "llama_untied": ("Llama", _HEAD),
     "llama_tied": ("Llama", _HEAD | {"tie_word_embeddings": True}),
@@ -46,13 +61,19 @@ VARIANTS = {
     # Qwen2 has no head_dim of its own: hidden / heads = 32.
     "qwen2": ("Qwen2", {"hidden_size": 128}),
     "qwen3": ("Qwen3", _HEAD | {"tie_word_embeddings": True}),
+    "gemma3": ("Gemma3", _HEAD | _GEMMA3),
+    "gemma3_linear_rope": (
+        "Gemma3",
+        _HEAD | _GEMMA3 | {"rope_parameters": _GEMMA3_ROPE, "query_pre_attn_scalar": 20},
+    ),
 }
 
 
 def make_tiny(variant: str, seed: int = 0) -> transformers.PreTrainedModel:
     """A random model; every parameter, biases and norms too, differs from its neutral value."""
     family, overrides = VARIANTS[variant]
-    config = getattr(transformers, f"{family}Config")(
+    config_class = f"{family}TextConfig" if family == "Gemma3" else f"{family}Config"
+    config = getattr(transformers, config_class)(
         **(_SIZES | overrides), attn_implementation="eager"
     )
     torch.manual_seed(seed)
@@ -60,7 +81,10 @@ def make_tiny(variant: str, seed: int = 0) -> transformers.PreTrainedModel:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.normal_(std=0.3)
-            if "norm" in name:
+            if "norm" in name and family == "Gemma3":
+                # Its norms add the one themselves. In steps that the sum has room for.
+                parameter.mul_(1024).round_().div_(1024)
+            elif "norm" in name:
                 parameter.add_(1.0)
     return model
 

@@ -12,7 +12,11 @@ from model._paged_runner import PagedRunner
 from model._tiny_models import hf_logits, make_tiny, random_ids
 
 from paged_kv.models import load_model
+from paged_kv.models.gguf_config import config_from_gguf
+from paged_kv.models.gguf_file import GgufFile
 
+# What the tiny model has otherwise than all published ones.
+MORE_KEYS = {"gemma3": {"gemma3.attention.sliding_window_pattern": 3}}
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
 
 
@@ -31,13 +35,14 @@ def _logits(path, ids, dtype=torch.float32):
         ("mistral", "llama"),  # llama.cpp writes Mistral as llama
         ("qwen2", "qwen2"),  # rows stay
         ("qwen3", "qwen3"),
+        ("gemma3", "gemma3"),  # norm weights lie one higher
     ],
 )
 def test_same_weights_as_the_folder(tmp_path, variant, arch):
     """Not only the logits: each parameter is bit for bit the one of the folder."""
     hf_model = make_tiny(variant)
     hf_model.save_pretrained(tmp_path / "folder")
-    write_gguf(tmp_path / "m.gguf", hf_model, arch=arch)
+    write_gguf(tmp_path / "m.gguf", hf_model, arch=arch, metadata=MORE_KEYS.get(variant))
     expected = load_model(tmp_path / "folder").model.state_dict()
     got = load_model(tmp_path / "m.gguf").model.state_dict()
     assert got.keys() == expected.keys()
@@ -90,8 +95,6 @@ def test_quantised_weights_are_the_packages_dequantised_ones(tmp_path, name):
 
 def test_large_tensors_are_dequantised_in_pieces(tmp_path):
     """Pieces of any size join to the whole; rows are never cut."""
-    from paged_kv.models.gguf_file import GgufFile
-
     write_gguf(
         tmp_path / "m.gguf", make_tiny("llama_tied"), quantization=gguf.GGMLQuantizationType.Q8_0
     )
@@ -101,6 +104,23 @@ def test_large_tensors_are_dequantised_in_pieces(tmp_path):
     assert len(whole) == 1
     assert {len(piece) for piece in pieces} == {3, 1}
     assert np.array_equal(np.concatenate(pieces), whole[0])
+
+
+def test_a_file_in_parts(tmp_path):
+    """Joined in the given order, wherever it was cut."""
+    write_gguf(tmp_path / "m.gguf", make_tiny("llama_tied"))
+    data = (tmp_path / "m.gguf").read_bytes()
+    cuts = [0, 5, 777, len(data) // 2, len(data)]
+    parts = [tmp_path / f"{i}.part" for i in range(4)]
+    for path, start, end in zip(parts, cuts, cuts[1:], strict=False):
+        path.write_bytes(data[start:end])
+    whole, joined = GgufFile(tmp_path / "m.gguf"), GgufFile(*parts)
+    assert (joined.metadata, joined.tensors) == (whole.metadata, whole.tensors)
+    for name in whole.tensors:
+        (got,), (expected,) = joined.read_rows(name), whole.read_rows(name)
+        assert np.array_equal(got, expected)
+    with pytest.raises(ValueError, match=r"0\.part: not a valid GGUF file"):
+        GgufFile(*parts[:-1])
 
 
 def test_bfloat16(tmp_path):
@@ -195,8 +215,8 @@ def test_bad_file_is_refused_by_name(tmp_path, case):
 
 
 def test_other_architectures_are_refused_by_name(tmp_path):
-    write_gguf(tmp_path / "m.gguf", make_tiny("llama_tied"), arch="gemma3")
-    with pytest.raises(ValueError, match="architecture 'gemma3' is not supported: llama, qwen2, q"):
+    write_gguf(tmp_path / "m.gguf", make_tiny("llama_tied"), arch="gemma2")
+    with pytest.raises(ValueError, match="architecture 'gemma2' is not supported: llama, qwen2, q"):
         load_model(tmp_path / "m.gguf")
 
 
@@ -205,3 +225,33 @@ def test_a_file_without_tokenizer_has_none(tmp_path):
     loaded = load_model(tmp_path / "m.gguf")
     assert loaded.tokenizer is None
     assert loaded.eos_token_ids == frozenset()
+
+
+BAD_GEMMA3_FILES = {
+    "softcap": ({"gemma3.final_logit_softcapping": 30.0}, "final_logit_softcapping is not supp"),
+    "no window": ({"gemma3.attention.sliding_window": None}, "sliding_window is missing"),
+    "pattern": ({"gemma3.attention.sliding_window_pattern": 0}, "sliding_window_pattern must be"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_GEMMA3_FILES)
+def test_bad_gemma3_file_is_refused_by_name(tmp_path, case):
+    metadata, message = BAD_GEMMA3_FILES[case]
+    write_gguf(tmp_path / "m.gguf", make_tiny("gemma3"), arch="gemma3", metadata=metadata)
+    with pytest.raises(ValueError, match=message):
+        load_model(tmp_path / "m.gguf")
+
+
+def test_gemma3_defaults_and_settings(tmp_path):
+    """Files leave out the pattern of the layers and the base of the local frequencies."""
+    path, hf_model = tmp_path / "m.gguf", make_tiny("gemma3")
+    write_gguf(path, hf_model, arch="gemma3")
+    config = config_from_gguf(GgufFile(path))
+    assert [config.sliding_window_of(layer) for layer in range(5)] == [7] * 5
+    assert (config.rope_theta, config.local_rope_theta) == (1e6, 1e4)
+    settings = {"attention.sliding_window_pattern": 2, "rope.freq_base_swa": 500.0}
+    metadata = {f"gemma3.{key}": value for key, value in settings.items()}
+    write_gguf(path, hf_model, arch="gemma3", metadata=metadata)
+    config = config_from_gguf(GgufFile(path))
+    assert [config.sliding_window_of(layer) for layer in range(5)] == [7, None, 7, None, 7]
+    assert config.local_rope_theta == 500.0

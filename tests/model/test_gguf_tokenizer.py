@@ -5,7 +5,14 @@ from __future__ import annotations
 
 import pytest
 import transformers
-from model._gguf_tokenizers import SPECIAL_TOKENS, USER_DEFINED, tokenizer_metadata
+from model._gguf_tokenizers import (
+    GEMMA_CONTROL,
+    GEMMA_USER_DEFINED,
+    SPECIAL_TOKENS,
+    USER_DEFINED,
+    gemma_tokenizer_metadata,
+    tokenizer_metadata,
+)
 from model._gguf_writing import write_gguf
 from model._texts import diverse_texts
 from model._tiny_models import make_tiny
@@ -107,12 +114,16 @@ def test_kinds_of_tokens(write):
 
 
 BAD = {
-    "model": ({"model": "llama"}, "tokenizer.ggml.model 'llama' is not supported"),
+    "model": ({"model": "t5"}, "tokenizer.ggml.model 't5' is not supported"),
+    "model of another family": (
+        {"model": "llama"},
+        "tokenizer.ggml.model 'llama' is not supported: .* in Gemma 3 files",
+    ),
     "pre": ({"pre": "tekken"}, "tokenizer.ggml.pre 'tekken' is not supported"),
     "merge": ({"merges": ["q zz"]}, "'q zz' is not a merge of two tokens"),
     "merge without a space": ({"merges": ["ab"]}, "'ab' is not a merge of two tokens"),
     "tokens": ({"tokens": [1, 2]}, "tokenizer.ggml.tokens must be a list of strings"),
-    "duplicate": ({"tokens": ["a", "a"], "token_type": [1, 1]}, "has a token twice"),
+    "duplicate": ({"tokens": ["a", "a", "b"], "token_type": [1] * 3}, "has a token twice"),
     "types": ({"token_type": [1]}, "token_type must have one entry a token"),
     "bos": ({"bos_token_id": 9999}, "bos_token_id must be a token id, got 9999"),
     "add_bos": ({"add_bos_token": "yes"}, "add_bos_token must be a bool, got 'yes'"),
@@ -126,3 +137,53 @@ def test_bad_metadata_is_refused_by_name(write, case):
     with pytest.raises(ValueError, match=message) as error:
         _tokenizer(path)
     assert str(error.value).startswith(f"{path}: ")
+
+
+@pytest.fixture
+def write_gemma(tmp_path):
+    def write_file(**changes):
+        path = tmp_path / "m.gguf"
+        metadata = gemma_tokenizer_metadata(**changes)
+        write_gguf(path, make_tiny("gemma3"), arch="gemma3", metadata=metadata)
+        return path
+
+    return write_file
+
+
+def test_gemma_token_ids_equal_transformers(write_gemma):
+    """But for BOS, which some versions of transformers' reader leave out."""
+    path = write_gemma()
+    expected = transformers.AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+    ours = _tokenizer(path)
+    for text in diverse_texts(200, (*GEMMA_CONTROL[1:3], *GEMMA_USER_DEFINED, "\u2581\u2581")):
+        without_bos = ours.encode(text, add_special_tokens=False)
+        assert without_bos == expected(text, add_special_tokens=False)["input_ids"], text
+        assert ours.encode(text) == [2, *without_bos]
+        decoded = ours.decode(without_bos, skip_special_tokens=False)
+        assert decoded == text.replace("\u2581", " ")
+
+
+@pytest.mark.parametrize(("add_bos_token", "first"), [(None, True), (True, True), (False, False)])
+def test_gemma_bos_rule(write_gemma, add_bos_token, first):
+    tokenizer = _tokenizer(write_gemma(add_bos_token=add_bos_token))
+    assert tokenizer.bos_token_id == 2
+    assert (tokenizer.encode("the")[0] == 2) is first
+
+
+def test_gemma_spaces_bytes_and_control_tokens(write_gemma):
+    """No space is put before a text; what has no piece is spelt in UTF-8 bytes."""
+    tokenizer = _tokenizer(write_gemma())
+    tokens = gemma_tokenizer_metadata()["tokenizer.ggml.tokens"]
+    first_byte = tokens.index("<0x00>")
+    ids = tokenizer.encode("the   \u03a9<end_of_turn>", add_special_tokens=False)
+    assert [tokens[i] for i in ids] == ["the", "   ", "<0xCE>", "<0xA9>", "<end_of_turn>"]
+    assert ids[2:4] == [first_byte + 0xCE, first_byte + 0xA9]
+    assert tokenizer.decode(ids) == "the   \u03a9"
+    assert tokenizer.eos_token_ids == {1, tokens.index("<end_of_turn>")}
+
+
+def test_gemma_vocabulary_with_a_piece_twice_is_refused(write_gemma):
+    """A run of spaces is the same piece in either spelling."""
+    path = write_gemma(tokens=["<pad>", "<eos>", "<bos>", "  ", "\u2581\u2581"], token_type=[3] * 5)
+    with pytest.raises(ValueError, match="has a token twice"):
+        _tokenizer(path)

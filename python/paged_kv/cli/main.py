@@ -83,7 +83,10 @@ def _add_generate(commands: argparse._SubParsersAction[_Parser]) -> None:
     parser = commands.add_parser("generate", help="generate text", allow_abbrev=False)
     parser.set_defaults(run=_run_generate)
     parser.add_argument(
-        "--model", required=True, metavar="M", help="folder, GGUF file, hub id or smollm2-135m"
+        "--model",
+        required=True,
+        metavar="M",
+        help="folder, GGUF file, hub id, smollm2-135m or gemma3-270m",
     )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(

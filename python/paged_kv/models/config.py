@@ -7,12 +7,13 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["ModelConfig", "RopeScaling"]
+__all__ = ["ModelConfig", "RopeScaling", "layer_types_of_pattern"]
 
 # Far above every published model and far below where a product of two sizes leaves 64 bits: a
 # corrupt file must not be able to ask for more than its own tensors can back.
 _MAX_SIZE = 2**24
 _MAX_HEADS = 2**16
+_MAX_LAYERS = 2**16
 _MAX_HEAD_SIZE = 2**12
 
 _FULL_ATTENTION = "full_attention"
@@ -66,7 +67,7 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The shape of a Llama-like decoder, whatever file it came from.
+    """The shape of a decoder, whatever file it came from.
 
     Attributes:
         architecture: Hugging Face's class name, e.g. ``LlamaForCausalLM``.
@@ -81,10 +82,13 @@ class ModelConfig:
         rms_norm_eps: added to the mean square in RMSNorm.
         rope_theta: base of the rotary frequencies.
         rope_scaling: stretching of those frequencies, or None.
+        local_rope_theta: base of the frequencies of layers with a sliding window, which are not
+            stretched; None: as in all other layers.
         tie_word_embeddings: the head shares the embedding's weight.
         attention_bias: the q, k and v projections have a bias.
         attention_output_bias: the output projection of attention has a bias.
         mlp_bias: the three feed-forward projections have a bias.
+        query_pre_attn_scalar: queries are divided by its square root; None: by `head_size`'s.
         qk_norm: RMSNorm over each query and key head before the rotation.
         sliding_window: keys a token sees, itself included; None = all.
         layer_types: for each layer ``full_attention`` or ``sliding_attention``: the window holds in
@@ -118,10 +122,12 @@ class ModelConfig:
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10000.0
     rope_scaling: RopeScaling | None = None
+    local_rope_theta: float | None = None
     tie_word_embeddings: bool = False
     attention_bias: bool = False
     attention_output_bias: bool = False
     mlp_bias: bool = False
+    query_pre_attn_scalar: float | None = None
     qk_norm: bool = False
     sliding_window: int | None = None
     layer_types: tuple[str, ...] = ()
@@ -146,11 +152,14 @@ class ModelConfig:
         self._check_layer_types()
         _check_positive("rms_norm_eps", self.rms_norm_eps)
         _check_positive("rope_theta", self.rope_theta)
+        for name in ("local_rope_theta", "query_pre_attn_scalar"):
+            if getattr(self, name) is not None:
+                _check_positive(name, getattr(self, name))
 
     @property
     def attention_scale(self) -> float:
         """Factor of the dot product of a query and a key."""
-        return float(self.head_size**-0.5)
+        return float((self.query_pre_attn_scalar or self.head_size) ** -0.5)
 
     def sliding_window_of(self, layer_index: int) -> int | None:
         """Keys that a token sees in layer `layer_index`, itself included; None = all."""
@@ -174,6 +183,25 @@ class ModelConfig:
         if _SLIDING_ATTENTION in self.layer_types and self.sliding_window is None:
             msg = "layer_types: sliding_attention needs a sliding_window"
             raise ValueError(msg)
+
+
+def layer_types_of_pattern(pattern: int, num_layers: int) -> tuple[str, ...]:
+    """Give `ModelConfig.layer_types` where every `pattern`-th layer sees all tokens.
+
+    Raises:
+        ValueError: `pattern` or `num_layers` is not positive or absurd.
+
+    Example:
+        >>> from paged_kv.models.config import layer_types_of_pattern
+        >>> layer_types_of_pattern(2, 3)
+        ('sliding_attention', 'full_attention', 'sliding_attention')
+    """
+    _check_size("sliding_window_pattern", pattern)
+    _check_size("num_layers", num_layers, maximum=_MAX_LAYERS)
+    return tuple(
+        _SLIDING_ATTENTION if (index + 1) % pattern else _FULL_ATTENTION
+        for index in range(num_layers)
+    )
 
 
 def _check_size(name: str, value: object, *, maximum: int = _MAX_SIZE) -> None:

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from paged_kv._core import FullAttentionSpec, SlidingWindowSpec
 from paged_kv.kv_cache import kv_cache_dtype_str_to_dtype
-from paged_kv.models.layers import Linear, RMSNorm, RotaryEmbedding
+from paged_kv.models.layers import HasBuffers, Linear, RMSNorm, RotaryEmbedding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -59,6 +59,13 @@ class DecoderForCausalLM(nn.Module, ABC):
         self.rotary_emb = RotaryEmbedding(
             head_size=config.head_size, theta=config.rope_theta, scaling=config.rope_scaling
         )
+        self.local_rotary_emb = (
+            None
+            if config.local_rope_theta is None
+            else RotaryEmbedding(
+                head_size=config.head_size, theta=config.local_rope_theta, scaling=None
+            )
+        )
         self.lm_head = (
             None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
         )
@@ -68,7 +75,7 @@ class DecoderForCausalLM(nn.Module, ABC):
         """Make layer `index`.
 
         Its forward takes hidden states, the rotary factors, the layer's cache and the metadata, and
-        gives new hidden states. Its attention is its attribute ``self_attn``.
+        gives new hidden states.
         """
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
@@ -77,7 +84,9 @@ class DecoderForCausalLM(nn.Module, ABC):
 
     def reset_buffers(self) -> None:
         """Compute what no checkpoint holds; call it once the weights are loaded."""
-        self.rotary_emb.reset_inv_freq()
+        for module in self.modules():
+            if module is not self and isinstance(module, HasBuffers):
+                module.reset_buffers()
 
     def forward(
         self,
@@ -109,8 +118,14 @@ class DecoderForCausalLM(nn.Module, ABC):
         self._check_token_ids(input_ids)
         hidden = self.embed(input_ids)
         rotary = self.rotary_emb(positions, hidden.dtype)
-        for layer, kv_cache, where in zip(self.layers, kv_caches, metadata, strict=True):
-            hidden = layer(hidden, rotary, kv_cache, where)
+        local_rotary = rotary
+        if self.local_rotary_emb is not None:
+            local_rotary = self.local_rotary_emb(positions, hidden.dtype)
+        for index, layer in enumerate(self.layers):
+            is_local = self.config.sliding_window_of(index) is not None
+            hidden = layer(
+                hidden, local_rotary if is_local else rotary, kv_caches[index], metadata[index]
+            )
         normed: torch.Tensor = self.norm(hidden)
         return normed
 

@@ -74,9 +74,11 @@ class GgufFile:
 
     Args:
         path: the file.
+        more_parts: the rest of it, where it was cut into several; the file is then read into memory
+            and not mapped.
 
     Attributes:
-        path: the file.
+        path: the file, or its first part.
         metadata: every key with its value: int, float, bool, str, or a list of them.
         tensors: the directory, by the names in the file.
 
@@ -89,15 +91,11 @@ class GgufFile:
         Cost: the header is parsed once, O(its bytes); tensor data is mapped, not read.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *more_parts: Path) -> None:
         self.path = path
         self._gguf = import_optional("gguf", "to read GGUF files")
-        try:
-            self._data: np.memmap[Any, np.dtype[np.uint8]] = np.memmap(path, np.uint8, "r")
-        except (OSError, ValueError) as error:  # ValueError: an empty file can't be mapped
-            reason = error.strerror if isinstance(error, OSError) else str(error)
-            msg = f"{path}: can't be read: {reason}"
-            raise ValueError(msg) from None
+        parts = [_map(part) for part in (path, *more_parts)]
+        self._data = np.concatenate(parts) if more_parts else parts[0]
         try:
             self._parse()
         except _CorruptError as error:
@@ -208,6 +206,15 @@ class GgufFile:
             )
             raise _CorruptError(msg)
         self.tensors[name] = GgufTensor(name, shape, quantization, start, num_bytes)
+
+
+def _map(path: Path) -> np.ndarray:
+    try:
+        return np.memmap(path, np.uint8, "r")
+    except (OSError, ValueError) as error:  # ValueError: an empty file can't be mapped
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        msg = f"{path}: can't be read: {reason}"
+        raise ValueError(msg) from None
 
 
 class _CorruptError(Exception):

