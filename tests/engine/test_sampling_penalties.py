@@ -110,3 +110,13 @@ def test_only_the_repetition_penalty_sees_the_prompt():
         params = SamplingParams(**{"temperature": 0.0, name: 2.0})
         row = make_row(params, prompt=[0, 0])
         assert Sampler().sample(logits, [row]).token_ids == [expected], name
+
+
+def test_a_row_counts_each_token_once():
+    row = make_row(SamplingParams(repetition_penalty=2.0), prompt=[3])
+    for token_id, expected in ((4, {3: 0, 4: 1}), (4, {3: 0, 4: 2}), (3, {3: 1, 4: 2})):
+        row.token_ids.append(token_id)
+        row.count_tokens()
+        counts = row.count_tokens()
+        held = dict(zip(counts.token_ids.tolist(), counts.output_counts.tolist(), strict=True))
+        assert held == expected
