@@ -15,6 +15,7 @@
 #include <random>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -65,19 +66,26 @@ TEST_P(Kernels, ConvertEachElementToItsValue) {
   }
 }
 
-// Where the products take NaN for a number, has_nan() finds each one.
-TEST_P(Kernels, FindEachNanThatTheProductsHide) {
-  constexpr std::int64_t kSize = 48;
+// Every element, in rows with and without a last half of a vector; nothing behind them is touched.
+TEST_P(Kernels, ConvertedHalvesHaveTheValues) {
   for (const ElementType type : kElementTypes) {
-    if (kernels_.has_nan[index(type)] == nullptr) continue;
-    for (std::uint32_t bits = 0; bits < 256; ++bits) {
-      std::vector<std::uint32_t> elements(3 * kSize, 1U);
-      elements[kSize + bits % kSize] = bits;
-      const auto packed = pack(type, elements);
-      const void* rows[3] = {packed.data(), packed.data() + kSize, packed.data() + 2 * kSize};
-      const bool is_nan = std::isnan(element_value(type, bits));
-      EXPECT_EQ(kernels_.has_nan[index(type)]({rows, 0, 3, kSize, nullptr, 0}), is_nan) << bits;
-      EXPECT_FALSE(kernels_.has_nan[index(type)]({rows, 2, 3, kSize, nullptr, 0}));
+    if (kernels_.convert_to_half[index(type)] == nullptr) continue;
+    for (std::int64_t size = kernels_.lanes; size <= 256; size += kernels_.lanes) {
+      const std::int64_t num_rows = 256 / size + 1;
+      std::vector<std::uint32_t> bits(static_cast<std::size_t>(num_rows * size));
+      for (std::size_t i = 0; i < bits.size(); ++i) bits[i] = static_cast<std::uint32_t>(i % 256);
+      const auto packed = pack(type, bits);  // a read past its end is an error under ASan
+      std::vector<const void*> rows;
+      for (std::int64_t k = 0; k < num_rows; ++k) rows.push_back(packed.data() + k * size);
+      std::vector<std::uint16_t> halves(bits.size(), 7);
+      kernels_.convert_to_half[index(type)]({rows.data(), 1, num_rows, size, nullptr, 0, 0},
+                                            halves.data());
+      for (std::size_t i = 0; i < bits.size(); ++i) {
+        const float expected = value_of(type, bits[i]);
+        const bool is_before = std::cmp_less(i, size);
+        expect_same(to_float(Half{halves[i]}), is_before ? to_float(Half{7}) : expected,
+                    std::to_string(bits[i]));
+      }
     }
   }
 }
@@ -183,7 +191,7 @@ TEST_P(Kernels, BothProductsMatchTheDefinition) {
       rows[static_cast<std::size_t>(k)] = packed.data() + k * kSize * element_size(type);
     }
     for (const auto& [begin, end] : {std::pair{0, 64}, {0, 1}, {3, 22}, {17, 17}, {5, 64}}) {
-      const TokenRows tokens{rows.data(), begin, end, kSize, rows.data(), end};
+      const TokenRows tokens{rows.data(), begin, end, kSize, rows.data(), end, element_size(type)};
       std::vector<float> logits(kRows * kTileKeys, NAN), output(kRows * kSize, 0.5f);
       kernels_.multiply_keys[index(type)]({queries.data(), kSize, kRows}, tokens, logits.data());
       kernels_.add_values[index(type)](logits.data(), tokens, {output.data(), kSize, kRows});

@@ -16,10 +16,12 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 }
 
 // The kernel of `rows` fetches others, of the same or the next tile.
-void fetch_meanwhile(TokenRows& rows, const void* const* others, std::int64_t count) noexcept {
+void fetch_meanwhile(TokenRows& rows, const void* const* others, std::int64_t count,
+                     ElementType type) noexcept {
   if (others == nullptr) return;
   rows.next_rows = others;
   rows.next_count = count;
+  rows.next_element_size = element_size(type);
 }
 
 [[nodiscard]] bool equal(KeyRange a, KeyRange b) { return a.begin == b.begin && a.end == b.end; }
@@ -128,20 +130,19 @@ void AttentionTile::run_head(std::int64_t kv_head, std::int64_t tile_begin, std:
   values_.turn_to(tile_begin, columns, kv_head);
 
   TokenRows keys = keys_.rows();
-  fetch_meanwhile(keys, values_.places(), columns.end);
+  fetch_meanwhile(keys, values_.places(), columns.end, params_.cache_type);
   multiply_keys(keys, first, last);
-  if (keys_.hide_nan()) multiply_keys(keys_.rows(), first, last);
 
   const float unit = kernels_.unit[static_cast<int>(params_.cache_type)];
   softmax(tile_begin, params_.scale * params_.key.scale_of(kv_head) * unit, first, last, rows);
 
-  values_.hide_nan();  // then rows() are others
   TokenRows values = values_.rows();
   const bool is_last_head = last == num_rows_;
   const std::int64_t next_tile = is_last_head ? tile_begin + kTileKeys : tile_begin;
   const std::int64_t next_head = is_last_head ? tile_.kv_head_begin : kv_head + 1;
   const KeyRange next_columns = columns_of(seen_, next_tile);
-  fetch_meanwhile(values, keys_.next_places(next_tile, next_columns, next_head), next_columns.end);
+  fetch_meanwhile(values, keys_.next_places(next_tile, next_columns, next_head), next_columns.end,
+                  params_.cache_type);
   add_values(values, tile_begin, first, last, rows);
 }
 

@@ -29,10 +29,7 @@ CacheRows::CacheRows(const PagedAttentionParams& params, const CacheSide& side,
       next_(scratch.take<const void*>(kTileKeys)),
       converted_(scratch.take<const void*>(kTileKeys)),
       copy_(scratch.take<float>(kTileKeys * padded_size_)),
-      dense_row_(scratch.take<std::byte>(params.head_size * element_size(params.cache_type))) {
-  if (copy_ == nullptr) return;
-  for (std::int64_t k = 0; k < kTileKeys; ++k) converted_[k] = copy_ + k * padded_size_;
-}
+      dense_row_(scratch.take<std::byte>(params.head_size * element_size(params.cache_type))) {}
 
 CacheRows::Access CacheRows::access() const noexcept {
   const std::int64_t element = element_size(params_.cache_type);
@@ -51,10 +48,16 @@ void CacheRows::begin(std::int64_t seq, std::int64_t num_queries) {
   tile_begin_ = next_tile_begin_ = kNoTile;
   // For many queries one copy is cheaper than a conversion in each use; and rows that lie far apart
   // push each other out of the cache's sets.
-  const bool is_compact =
-      type_ == kFloatType && side_.token_stride == params_.head_size * std::int64_t{sizeof(float)};
-  const bool has_product = params_.kernels->multiply_keys[type_] != nullptr;
-  converts_ = !has_product || (num_queries > kMaxQueriesInPlace && !is_compact);
+  const bool is_compact = params_.cache_type == ElementType::kFloat &&
+                          side_.token_stride == params_.head_size * std::int64_t{sizeof(float)};
+  const bool is_direct =
+      access_ == Access::kWholeVectors && (num_queries <= kMaxQueriesInPlace || is_compact);
+  in_place_ = is_direct && params_.kernels->multiply_keys[type_] != nullptr;
+  const bool as_half = is_direct && params_.kernels->convert_to_half[type_] != nullptr;
+  form_ = in_place_ ? params_.cache_type : as_half ? ElementType::kHalf : ElementType::kFloat;
+  for (std::int64_t k = 0; k < kTileKeys; ++k) {
+    converted_[k] = reinterpret_cast<std::byte*>(copy_) + k * padded_size_ * element_size(form_);
+  }
 }
 
 void CacheRows::turn_to(std::int64_t tile_begin, KeyRange columns, std::int64_t kv_head) {
@@ -73,21 +76,14 @@ void CacheRows::turn_to(std::int64_t tile_begin, KeyRange columns, std::int64_t 
 }
 
 TokenRows CacheRows::rows() {
-  if (!reads_in_place() && !is_converted_) convert();
-  const void** rows = is_converted_ ? converted_ : current_;
-  return {rows, columns_.begin, columns_.end, padded_size_, nullptr, 0};
-}
-
-bool CacheRows::hide_nan() {
-  const auto has_nan = params_.kernels->has_nan[type_];
-  if (is_converted_ || has_nan == nullptr || !has_nan(rows())) return false;
-  convert();
-  return true;
+  if (!in_place_ && !is_converted_) convert();
+  const void** rows = in_place_ ? current_ : converted_;
+  return {rows, columns_.begin, columns_.end, padded_size_, nullptr, 0, 0};
 }
 
 const void* const* CacheRows::next_places(std::int64_t tile_begin, KeyRange columns,
                                           std::int64_t kv_head) {
-  if (!reads_in_place() || columns.empty()) return nullptr;
+  if (!fetches_ahead() || columns.empty()) return nullptr;
   if (tile_begin != tile_begin_ && tile_begin != next_tile_begin_) {
     locate(tile_begin, columns, next_tokens_);
     next_tile_begin_ = tile_begin;
@@ -117,6 +113,12 @@ void CacheRows::add_head(const std::byte* const* tokens, KeyRange columns, std::
 void CacheRows::convert() {
   is_converted_ = true;
   const AttentionKernels& kernels = *params_.kernels;
+  if (form_ == ElementType::kHalf) {
+    kernels.convert_to_half[type_](
+        {current_, columns_.begin, columns_.end, padded_size_, nullptr, 0, 0},
+        reinterpret_cast<std::uint16_t*>(copy_));
+    return;
+  }
   const std::int64_t size = params_.head_size;
   const std::int64_t tokens_at_once = access_ == Access::kTransposed ? kTransposedTokens : 1;
   for (std::int64_t k = columns_.begin; k < columns_.end;) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The keys, or the values, of one tile of tokens as rows that the inner loops can read: in place
-// where the cache holds dense rows, else converted to float32.
+// where the cache holds dense rows of a type that they take, else converted to binary16 (8-bit
+// floats) or to float32.
 #pragma once
 
 #include "ops/cpu/paged_attention.h"
@@ -26,15 +27,11 @@ class CacheRows {
 
   // Their rows, valid until the next turn_to(). type() is their index in the kernel tables.
   [[nodiscard]] TokenRows rows();
-  [[nodiscard]] int type() const noexcept { return is_converted_ ? kFloatType : type_; }
+  [[nodiscard]] int type() const noexcept { return static_cast<int>(form_); }
 
-  // Whether the last rows() are such that a product takes NaN for a number. Then rows() is to be
-  // called again. Asked after a product that can be repeated, it finds the elements in the cache.
-  bool hide_nan();
-
-  // Where the rows lie in the cache, if they are used in place, else null.
+  // Where the rows lie in the cache, if it is worth to fetch them ahead, else null.
   [[nodiscard]] const void* const* places() const noexcept {
-    return reads_in_place() ? current_ : nullptr;
+    return fetches_ahead() ? current_ : nullptr;
   }
   // Of the rows that will be turned to next.
   [[nodiscard]] const void* const* next_places(std::int64_t tile_begin, KeyRange columns,
@@ -50,11 +47,10 @@ class CacheRows {
     kStrided,
   };
   static constexpr std::int64_t kNoTile = -1;
-  static constexpr int kFloatType = static_cast<int>(ElementType::kFloat);
 
   [[nodiscard]] Access access() const noexcept;
-  [[nodiscard]] bool reads_in_place() const noexcept {
-    return access_ == Access::kWholeVectors && !converts_;
+  [[nodiscard]] bool fetches_ahead() const noexcept {
+    return in_place_ || form_ == ElementType::kHalf;
   }
   // Sets tokens_, or next_tokens_: where kv head 0 of the columns lies.
   void locate(std::int64_t tile_begin, KeyRange columns, const std::byte** tokens) const;
@@ -69,8 +65,9 @@ class CacheRows {
   std::int64_t padded_size_;
   Access access_;
   std::int64_t seq_ = 0;
-  bool converts_ = false;
-  bool is_converted_ = false;  // what rows() returns
+  ElementType form_ = ElementType::kFloat;  // of rows()
+  bool in_place_ = false;                   // rows() lie in the cache
+  bool is_converted_ = false;               // else: rows() has converted those turned to
   KeyRange columns_{};
   std::int64_t tile_begin_ = kNoTile;       // whose tokens are in tokens_
   std::int64_t next_tile_begin_ = kNoTile;  // and in next_tokens_
@@ -79,7 +76,7 @@ class CacheRows {
   const void** current_;  // [kTileKeys], of the kv head turned to
   const void** next_;
   const void** converted_;  // [kTileKeys], into copy_
-  float* copy_;             // [kTileKeys, padded_size]
+  float* copy_;             // [kTileKeys, padded_size], or half of it as binary16
   std::byte* dense_row_;    // a row without its strides
 };
 

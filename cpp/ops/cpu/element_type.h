@@ -24,4 +24,8 @@ inline constexpr int kNumFloatTypes = 3;
   }
 }
 
+[[nodiscard]] constexpr bool is_float8(ElementType type) noexcept {
+  return type == ElementType::kFloat8E4M3 || type == ElementType::kFloat8E5M2;
+}
+
 }  // namespace paged_kv::cpu

@@ -28,9 +28,10 @@ struct TokenRows {
   int64_t begin;
   int64_t end;
   int64_t size;
-  // Rows that are used next, to be fetched into the cache meanwhile.
+  // Rows of as many elements that are used next, to be fetched into the cache meanwhile.
   const void* const* next_rows;  // [next_count]
   int64_t next_count;            // 0: none
+  int64_t next_element_size;
 };
 
 // Float32 rows of the same length, `stride` elements apart.
@@ -85,10 +86,12 @@ struct AttentionKernels {
   using StoreRow = void (*)(const float* source, float scale, int64_t size, void* target);
   StoreRow store_row[kNumFloatTypes];
 
-  // The two products are null for types that must be converted first. Where has_nan is not null,
-  // they take NaN for some number: rows for which it is true must be converted first.
-  using HasNan = bool (*)(const TokenRows& tokens);
-  HasNan has_nan[kNumElementTypes];
+  // target[k * size + i] = element i of row k, as binary16, for k in [begin, end): for types whose
+  // elements all are such numbers, and that products read faster in this form. Null for others.
+  using ConvertToHalf = void (*)(const TokenRows& tokens, uint16_t* target);
+  ConvertToHalf convert_to_half[kNumElementTypes];
+
+  // The two products are null for types that must be converted first.
 
   // logits[r * kTileKeys + k] = queries[r] . keys[k].
   using MultiplyKeys = void (*)(const FloatRows& queries, const TokenRows& keys, float* logits);

@@ -7,10 +7,10 @@
 //   broadcast(x)              x in all lanes
 //   fma(a, b, c), max(a, b)   a * b + c; max() is b where the comparison fails (NaN)
 //   load_as_float<T>(p)       kLanes elements of type T, in units of unit<T>()
-//   load_for_product<T>(p)    the same where no element may be NaN, if has_nan<T>() can tell
 //   store_as<T>(p, v)         kLanes elements, T one of the three float types
 //   sum4(a, b, c, d, out)     out[0..3] = sums of the lanes, as a tree
-//   kConvertsInRegisters      whether products take other types than float
+//   kTakesInProducts<T>       whether products take rows of type T
+//   kTakesAsHalf<T>           whether there is convert_to_half<T>(tokens, target)
 //   keys_per_block<kRows>()   so many keys times kRows are enough sums to fill the FMA units, and
 //                             few enough for the registers
 //   convert_chunk<T>(p, out)  16 bytes of elements
@@ -154,10 +154,10 @@ struct AttentionKernelsFor {
 
   // ---------------------------------------------------------------- the two products
 
-  [[gnu::always_inline]] static void prefetch_row(const TokenRows& tokens, int64_t k,
-                                                  int64_t row_bytes) {
+  [[gnu::always_inline]] static void prefetch_row(const TokenRows& tokens, int64_t k) {
     if (k >= tokens.next_count) return;
     const char* row = static_cast<const char*>(tokens.next_rows[k]);
+    const int64_t row_bytes = tokens.size * tokens.next_element_size;
     for (int64_t b = 0; b < row_bytes; b += 64) __builtin_prefetch(row + b);
     __builtin_prefetch(row + row_bytes - 1);
   }
@@ -174,7 +174,7 @@ struct AttentionKernelsFor {
       for (int r = 0; r < kRows; ++r) q[r] = load(query + r * query_stride + d);
 #pragma GCC unroll 8
       for (int k = 0; k < kKeys; ++k) {
-        const Vec key = V::template load_for_product<kType>(element<kType>(keys[k], d));
+        const Vec key = V::template load_as_float<kType>(element<kType>(keys[k], d));
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) sums[r][k] = V::fma(q[r], key, sums[r][k]);
       }
@@ -209,17 +209,16 @@ struct AttentionKernelsFor {
   static void multiply_rows(const float* query, int64_t query_stride, const TokenRows& keys,
                             int64_t begin, int64_t end, bool prefetch, float* logits) {
     constexpr int kKeys = V::template keys_per_block<kRows>();
-    const int64_t row_bytes = keys.size * element_size(kType);
     int64_t k = begin;
     for (; k + kKeys <= end; k += kKeys) {
       if (prefetch) {
-        for (int i = 0; i < kKeys; ++i) prefetch_row(keys, k + i, row_bytes);
+        for (int i = 0; i < kKeys; ++i) prefetch_row(keys, k + i);
       }
       multiply_block<kType, kRows, kKeys>(query, query_stride, keys.rows + k, keys.size,
                                           logits + k);
     }
     for (; k < end; ++k) {
-      if (prefetch) prefetch_row(keys, k, row_bytes);
+      if (prefetch) prefetch_row(keys, k);
       multiply_block<kType, kRows, 1>(query, query_stride, keys.rows + k, keys.size, logits + k);
     }
   }
@@ -258,11 +257,16 @@ struct AttentionKernelsFor {
     }
   }
 
-  // Adds all values to kVecs vectors of kRows outputs, which stay in registers meanwhile.
+  // Adds all values to kVecs vectors of kRows outputs, which stay in registers meanwhile. Columns
+  // where a line of the next row begins fetch it.
   template <ElementType kType, int kRows, int kVecs>
   [[gnu::always_inline]] static void add_block(const float* weights, const TokenRows& values,
                                                int64_t d, float* output, int64_t output_stride,
                                                bool prefetch) {
+    constexpr int64_t kLine = 64;
+    const int64_t next_begin = d * values.next_element_size;
+    const int64_t next_bytes = kVecs * kLanes * values.next_element_size;
+    const int64_t next_count = prefetch && next_begin % kLine == 0 ? values.next_count : 0;
     Vec sums[kRows][kVecs];
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
@@ -272,11 +276,9 @@ struct AttentionKernelsFor {
       }
     }
     for (int64_t k = values.begin; k < values.end; ++k) {
-      if (prefetch && k < values.next_count) {
-        const char* next = element<kType>(values.next_rows[k], d);
-        for (int64_t b = 0; b < kVecs * kLanes * element_size(kType); b += 64) {
-          __builtin_prefetch(next + b);
-        }
+      if (k < next_count) {
+        const char* next = static_cast<const char*>(values.next_rows[k]) + next_begin;
+        for (int64_t b = 0; b < next_bytes; b += kLine) __builtin_prefetch(next + b);
       }
       Vec weight[kRows];
 #pragma GCC unroll 8
@@ -284,7 +286,7 @@ struct AttentionKernelsFor {
 #pragma GCC unroll 8
       for (int i = 0; i < kVecs; ++i) {
         const Vec value =
-            V::template load_for_product<kType>(element<kType>(values.rows[k], d + i * kLanes));
+            V::template load_as_float<kType>(element<kType>(values.rows[k], d + i * kLanes));
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) sums[r][i] = V::fma(weight[r], value, sums[r][i]);
       }
@@ -433,10 +435,12 @@ struct AttentionKernelsFor {
     k.transpose_rows[kIndex] = &transpose_rows<kType>;
     k.unit[kIndex] = V::template unit<kType>();
     if constexpr (kIndex < kNumFloatTypes) k.store_row[kIndex] = &store_row<kType>;
-    if constexpr (V::kConvertsInRegisters || kType == ElementType::kFloat) {
+    if constexpr (V::template kTakesInProducts<kType>) {
       k.multiply_keys[kIndex] = &multiply_keys<kType>;
       k.add_values[kIndex] = &add_values<kType>;
-      if constexpr (V::template kHidesNan<kType>) k.has_nan[kIndex] = &V::template has_nan<kType>;
+    }
+    if constexpr (V::template kTakesAsHalf<kType>) {
+      k.convert_to_half[kIndex] = &V::template convert_to_half<kType>;
     }
   }
 };

@@ -10,7 +10,6 @@ namespace {
 
 struct Avx2 : Avx2Blocks {
   static constexpr int64_t kLanes = 8;
-  static constexpr bool kConvertsInRegisters = true;
   using Vec = __m256;
   using IntVec = int32_t __attribute__((vector_size(32)));
 
@@ -21,10 +20,6 @@ struct Avx2 : Avx2Blocks {
   template <ElementType kType>
   [[gnu::always_inline]] static Vec load_as_float(const void* p) {
     return load8_as_float<kType>(p);
-  }
-  template <ElementType kType>
-  [[gnu::always_inline]] static Vec load_for_product(const void* p) {
-    return load8_for_product<kType>(p);
   }
   template <ElementType kType>
   [[gnu::always_inline]] static void store_as(void* p, Vec v) {

@@ -14,7 +14,6 @@ namespace {
 
 struct Avx512 : Avx2Blocks {
   static constexpr int64_t kLanes = 16;
-  static constexpr bool kConvertsInRegisters = true;
   using Vec = __m512;
   using IntVec = int32_t __attribute__((vector_size(64)));
 
@@ -37,17 +36,6 @@ struct Avx512 : Avx2Blocks {
       const char* bytes = static_cast<const char*>(p);
       const __m512 low = _mm512_castps256_ps512(load8_as_float<kType>(bytes));
       return _mm512_insertf32x8(low, load8_as_float<kType>(bytes + 8), 1);
-    }
-  }
-
-  template <ElementType kType>
-  [[gnu::always_inline]] static Vec load_for_product(const void* p) {
-    if constexpr (kType == ElementType::kFloat8E4M3) {
-      const __m256i shifted = _mm256_slli_epi16(_mm256_cvtepi8_epi16(load_128(p)), 7);
-      const __m256i sign_and_rest = _mm256_set1_epi16(static_cast<int16_t>(0xbfff));
-      return _mm512_cvtph_ps(_mm256_and_si256(shifted, sign_and_rest));
-    } else {
-      return load_as_float<kType>(p);
     }
   }
 

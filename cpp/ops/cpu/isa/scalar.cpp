@@ -30,7 +30,10 @@ float element_as_float(const void* source, std::int64_t i) {
 
 struct Scalar {
   static constexpr std::int64_t kLanes = 8;
-  static constexpr bool kConvertsInRegisters = false;
+  template <ElementType kType>
+  static constexpr bool kTakesInProducts = kType == ElementType::kFloat;
+  template <ElementType kType>
+  static constexpr bool kTakesAsHalf = false;
   using Vec = float __attribute__((vector_size(32)));
   using IntVec = std::int32_t __attribute__((vector_size(32)));
 
@@ -52,15 +55,9 @@ struct Scalar {
   }
 
   template <ElementType kType>
-  [[gnu::always_inline]] static Vec load_for_product(const void* p) {
-    return load_as_float<kType>(p);
-  }
-  template <ElementType kType>
   static constexpr float unit() {
     return 1.0f;
   }
-  template <ElementType kType>
-  static constexpr bool kHidesNan = false;
 
   template <ElementType kType>
   [[gnu::always_inline]] static void store_as(void* p, Vec v) {
