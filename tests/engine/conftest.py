@@ -7,9 +7,17 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from scheduler_managers import make_core_manager
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from paged_kv.engine import LLM, KVCacheManager, Request, SamplingParams
+from paged_kv.engine import (
+    LLM,
+    InputBatch,
+    Request,
+    SamplingParams,
+    Scheduler,
+    SchedulerConfig,
+)
 from paged_kv.hashing import get_request_block_hasher
 from paged_kv.models import LoadedModel, load_model
 
@@ -68,19 +76,6 @@ def tiny_llama(tmp_path_factory) -> TinyLlama:
 
 
 @pytest.fixture
-def make_manager():
-    def make(num_blocks=11, block_size=16, max_model_len=1 << 20, enable_caching=True):
-        return KVCacheManager(
-            num_blocks=num_blocks,
-            block_size=block_size,
-            max_model_len=max_model_len,
-            enable_caching=enable_caching,
-        )
-
-    return make
-
-
-@pytest.fixture
 def make_request():
     count = iter(range(10**6))
 
@@ -94,5 +89,32 @@ def make_request():
             block_hasher=get_request_block_hasher(block_size),
             **kwargs,
         )
+
+    return make
+
+
+@pytest.fixture
+def make_scheduler():
+    def make(
+        *,
+        num_blocks=11,
+        block_size=16,
+        max_num_seqs=16,
+        max_num_batched_tokens=8192,
+        max_model_len=8192,
+        window=None,
+        **options,
+    ):
+        manager = make_core_manager(num_blocks, block_size, window, max_model_len=max_model_len)
+        batch = InputBatch(
+            manager,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+        )
+        config = SchedulerConfig(
+            max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len, **options
+        )
+        return Scheduler(manager, batch, config)
 
     return make

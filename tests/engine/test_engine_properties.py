@@ -6,10 +6,19 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scheduler_managers import make_core_manager
 
-from paged_kv.engine import KVCacheManager, Request, RequestStatus, SamplingParams, Scheduler
+from paged_kv.engine import (
+    InputBatch,
+    Request,
+    RequestStatus,
+    SamplingParams,
+    Scheduler,
+    SchedulerConfig,
+)
 from paged_kv.hashing import get_request_block_hasher
 
 
@@ -20,38 +29,67 @@ class Case:
     max_num_seqs: int
     budget: int
     caching: bool
+    policy: str
+    window: int | None
+    num_swap_blocks: int
+    threshold: int
     seed: int
 
 
 CASES = st.builds(
     Case,
     block_size=st.sampled_from([1, 2, 4]),
-    num_blocks=st.integers(2, 14),
+    num_blocks=st.integers(4, 20),
     max_num_seqs=st.integers(1, 6),
     budget=st.integers(6, 24),
     caching=st.booleans(),
+    policy=st.sampled_from(["fcfs", "priority"]),
+    window=st.sampled_from([None, 3, 6]),
+    num_swap_blocks=st.sampled_from([0, 5, 40]),
+    threshold=st.sampled_from([0, 5]),
     seed=st.integers(0, 2**32),
 )
 
 
 class Simulation:
-    """Drives a scheduler as an engine would, with random tokens for a model."""
+    """Drives a scheduler as an engine would, with random tokens for a model.
+
+    `slots` is what the cache holds: for each group and slot the prefix that the slot's token ends.
+    So attention would read wrong keys exactly if `check_content` fails.
+    """
 
     def __init__(self, case: Case) -> None:
         self.rng = random.Random(case.seed)
         self.case = case
-        self.capacity = (case.num_blocks - 1) * case.block_size
-        self.manager = KVCacheManager(
-            num_blocks=case.num_blocks,
-            block_size=case.block_size,
-            max_model_len=self.capacity,
+        num_groups = 1 if case.window is None else 2
+        self.capacity = (case.num_blocks - 1 - num_groups) // num_groups * case.block_size
+        self.manager = make_core_manager(
+            case.num_blocks,
+            case.block_size,
+            case.window,
+            max_model_len=max(self.capacity, 1),
             enable_caching=case.caching,
         )
-        self.scheduler = Scheduler(
-            self.manager, max_num_seqs=case.max_num_seqs, max_num_batched_tokens=case.budget
+        batch = InputBatch(
+            self.manager,
+            max_num_seqs=case.max_num_seqs,
+            max_num_batched_tokens=case.budget,
+            max_model_len=max(self.capacity, 1),
         )
-        # What the cache holds, by slot: the prefix that the slot's token ends.
-        self.slots: dict[int, tuple[int, ...]] = {}
+        self.batch = batch
+        self.scheduler = Scheduler(
+            self.manager,
+            batch,
+            SchedulerConfig(
+                max_num_batched_tokens=case.budget,
+                max_model_len=self.capacity,
+                policy=case.policy,
+                long_prefill_token_threshold=case.threshold,
+                num_swap_blocks=case.num_swap_blocks,
+            ),
+        )
+        self.slots: dict[tuple[int, int], tuple[int, ...]] = {}
+        self.swapped: dict[tuple[int, int], tuple[int, ...]] = {}
         self.num_added = 0
 
     def add_request(self) -> None:
@@ -63,73 +101,119 @@ class Simulation:
         # Few ids: prompts often share prefixes.
         prompt = [0] * self.rng.randint(0, num_tokens)
         prompt += [self.rng.randint(0, 1) for _ in range(num_tokens - len(prompt))]
-        request = Request(
-            str(self.num_added),
-            prompt,
-            SamplingParams(temperature=0.0, max_tokens=max_tokens),
-            max_num_tokens=num_tokens + max_tokens,
-            block_hasher=get_request_block_hasher(self.case.block_size),
-        )
+        priority = self.rng.randint(0, 2)
+        requests = [
+            Request(
+                f"{self.num_added}/{index}",
+                prompt,
+                SamplingParams(temperature=0.0, max_tokens=max_tokens),
+                max_num_tokens=num_tokens + max_tokens,
+                index=index,
+                priority=priority,
+                arrival_time=float(self.num_added),
+                block_hasher=get_request_block_hasher(self.case.block_size),
+            )
+            for index in range(self.rng.choice([1, 1, 1, 3]))
+        ]
         self.num_added += 1
-        self.scheduler.add_request(request)
+        self.scheduler.add_request(requests[0], requests[1:])
 
     def step(self) -> None:
         output = self.scheduler.schedule()
-        assert output.scheduled, "a step without work would never end"
+        # A request that preempts itself ends the step: the next one has its blocks.
+        assert output.requests or output.preempted, "a step without work would never end"
         assert output.total_num_scheduled_tokens <= self.case.budget
         assert len(self.scheduler.running) <= self.case.max_num_seqs
-        if output.preempted_req_ids:
-            assert not any(item.is_new for item in output.scheduled)
+        if output.preempted:
+            assert not output.admitted
         self.check_blocks()
-        for item in output.scheduled:
-            self.store(item.request, item.num_scheduled_tokens)
-        for item in output.scheduled:
-            self.check_content(item.request, item.num_scheduled_tokens)
-        self.scheduler.update_from_output(output)
-        for item in output.scheduled:
-            request = item.request
-            if request.num_computed_tokens == request.num_tokens:
-                request.append_output_token_ids(self.rng.randint(0, 1))
-                if request.num_tokens == request.max_num_tokens:
-                    self.finish(request)
-
-    def finish(self, request: Request) -> None:
-        self.scheduler.finish_requests([request.request_id], RequestStatus.FINISHED_STOPPED)
+        self.copy_swapped(output)
+        shares = list(
+            zip(
+                output.requests,
+                output.num_computed_tokens.tolist(),
+                output.num_scheduled_tokens.tolist(),
+                strict=True,
+            )
+        )
+        for request, start, count in shares:
+            self.store(request, start, count)
+        for request, start, count in shares:
+            self.check_content(request, start + count)
+        _, copies = self.scheduler.fork_requests(output)
+        self.copy_blocks(copies)
+        requests = output.sampling_requests()
+        token_ids = np.array([self.rng.randint(0, 1) for _ in requests], np.int32)
+        self.scheduler.update_from_output(output, token_ids)
+        self.batch.check_integrity()
 
     def abort_one(self) -> None:
         request_id = self.rng.choice(list(self.scheduler.requests))
         self.scheduler.finish_requests([request_id], RequestStatus.FINISHED_ABORTED)
 
-    def slot(self, request: Request, position: int) -> int:
-        block_ids = self.manager.get_block_ids(request.request_id)[0]
+    def held_slots(self, request: Request, start: int, end: int):
+        """``(group, slot, position)`` of the tokens for which a group still holds a block."""
         size = self.case.block_size
-        return block_ids[position // size] * size + position % size
+        for group, block_ids in enumerate(self.manager.get_block_ids(request.request_id)):
+            for position in range(start, end):
+                block_id = block_ids[position // size]
+                if block_id:
+                    yield group, block_id * size + position % size, position
 
-    def store(self, request: Request, num_tokens: int) -> None:
-        start = request.num_computed_tokens
-        for position in range(start, start + num_tokens):
-            prefix = tuple(request.all_token_ids[: position + 1])
-            self.slots[self.slot(request, position)] = prefix
+    def store(self, request: Request, start: int, num_tokens: int) -> None:
+        tokens = request.all_token_ids.tolist()
+        for group, slot, position in self.held_slots(request, start, start + num_tokens):
+            # Memory is shared by the groups: a block belongs to one of them.
+            for other in range(2):
+                self.slots.pop((other, slot), None)
+            self.slots[group, slot] = tuple(tokens[: position + 1])
 
     def check_content(self, request: Request, num_tokens: int) -> None:
-        """Every slot that attention will read holds the token of this very prefix."""
-        for position in range(request.num_computed_tokens + num_tokens):
-            expected = tuple(request.all_token_ids[: position + 1])
-            assert self.slots[self.slot(request, position)] == expected
+        """Every slot that attention may read holds the token of this very prefix."""
+        tokens = request.all_token_ids.tolist()
+        seen = [0, 0]
+        for group, slot, position in self.held_slots(request, 0, num_tokens):
+            assert self.slots[group, slot] == tuple(tokens[: position + 1])
+            seen[group] += 1
+        assert seen[0] == num_tokens
+        if self.case.window is not None:
+            assert seen[1] >= min(num_tokens, self.case.window)
+
+    def copy_blocks(self, copies) -> None:
+        for source, destination in copies:
+            self.copy_block(self.slots, source, self.slots, destination)
+
+    def copy_swapped(self, output) -> None:
+        for source, destination in output.blocks_to_swap_out:
+            self.copy_block(self.slots, source, self.swapped, destination)
+        for source, destination in output.blocks_to_swap_in:
+            self.copy_block(self.swapped, source, self.slots, destination)
+
+    def copy_block(self, sources, source, destinations, destination) -> None:
+        size = self.case.block_size
+        for group in range(2):
+            for offset in range(size):
+                content = sources.get((group, source * size + offset))
+                destinations.pop((group, destination * size + offset), None)
+                if content is not None:
+                    destinations[group, destination * size + offset] = content
 
     def check_blocks(self) -> None:
-        self.manager.block_pool.check_integrity()
-        usage = self.manager.get_block_usage()
+        self.manager.check_integrity()
+        self.batch.check_integrity()
         held = {
-            b for r in self.scheduler.running for b in self.manager.get_block_ids(r.request_id)[0]
-        }
-        assert usage.num_used == len(held)
-        assert usage.num_used + usage.num_idle_cached + usage.num_free == self.case.num_blocks - 1
+            block_id
+            for request in self.scheduler.running
+            for block_ids in self.manager.get_block_ids(request.request_id)
+            for block_id in block_ids
+        } - {0}
+        num_free = self.manager.block_pool.get_num_free_blocks()
+        assert num_free + len(held) == self.case.num_blocks - 1
         for request in self.scheduler.waiting:
-            assert self.manager.get_block_ids(request.request_id) == ([],)
+            assert not any(self.manager.get_block_ids(request.request_id))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(CASES)
 def test_random_requests_leave_every_block_free(case):
     simulation = Simulation(case)
@@ -146,7 +230,5 @@ def test_random_requests_leave_every_block_free(case):
         simulation.step()
         num_steps += 1
         assert num_steps < 2000, "requests starve"
-    usage = simulation.manager.get_block_usage()
-    assert usage.num_used == 0
-    assert simulation.manager.usage == 0.0
-    simulation.manager.block_pool.check_integrity()
+    assert simulation.manager.block_pool.get_num_free_blocks() == case.num_blocks - 1
+    assert simulation.scheduler.swap_space.num_used_blocks == 0

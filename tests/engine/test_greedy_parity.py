@@ -34,9 +34,9 @@ def recycle(llm):
     """Use every block once, with other content, and let go of them in a mixed order."""
     engine = llm.engine
     num_blocks = engine.cache_engine.num_blocks
-    for layer in engine.cache_engine.kv_caches:
-        layer.key.normal_(std=50.0)
-        layer.value.normal_(std=50.0)
+    for kv_cache in engine.cache_engine.kv_caches.values():
+        kv_cache.key.normal_(std=50.0)
+        kv_cache.value.normal_(std=50.0)
     pool = engine.kv_cache_manager.block_pool
     blocks = pool.get_new_blocks(num_blocks - 1)
     order = torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(3)).tolist()
@@ -46,9 +46,9 @@ def recycle(llm):
 
 def poison(llm):
     """NaN in every slot: only what a request has written may be read."""
-    for layer in llm.engine.cache_engine.kv_caches:
-        layer.key.fill_(torch.nan)
-        layer.value.fill_(torch.nan)
+    for kv_cache in llm.engine.cache_engine.kv_caches.values():
+        kv_cache.key.fill_(torch.nan)
+        kv_cache.value.fill_(torch.nan)
 
 
 @pytest.mark.parametrize("caching", [True, False], ids=["cached", "uncached"])
@@ -132,6 +132,6 @@ def test_physical_placement_changes_no_bit(tiny_llama):
 def test_pool_default_and_bfloat16_generate(tiny_llama, tmp_path):
     tiny_llama.reference.save_pretrained(tmp_path)
     llm = LLM(tmp_path, dtype="bfloat16")
-    assert llm.engine.cache_engine.kv_caches[0].key.dtype == torch.bfloat16
+    assert next(iter(llm.engine.cache_engine.kv_caches.values())).key.dtype == torch.bfloat16
     assert llm.engine.cache_engine.num_blocks > 1024 // 16
     assert len(llm.generate(prompt_of(20), GREEDY)[0].outputs[0].token_ids) == NUM_TOKENS

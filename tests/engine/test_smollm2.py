@@ -106,7 +106,7 @@ def test_tokens_of_real_prompts_equal_transformers(smollm2, expected, configurat
     for output, (tokens, logits) in zip(outputs, expected, strict=True):
         assert_same_tokens(llm, output, tokens, logits)
         assert output.outputs[0].text == smollm2.tokenizer.decode(output.outputs[0].token_ids)
-    assert llm.engine.kv_cache_manager.get_block_usage().num_used == 0
+    assert llm.engine.kv_cache_manager.usage == 0
 
 
 def test_a_second_run_hits_the_cache_and_gives_the_same_text(smollm2, expected):

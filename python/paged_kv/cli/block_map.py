@@ -171,7 +171,9 @@ class _Drawing:
         size = self._map.block_size
         return [
             (block_id, max(min(request.num_tokens - i * size, size), 0))
-            for i, block_id in enumerate(request.block_ids)
+            for block_ids in request.block_ids
+            for i, block_id in enumerate(block_ids)
+            if block_id != 0
         ]
 
     def _is_interesting(self, block_id: int) -> bool:

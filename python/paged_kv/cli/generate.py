@@ -258,7 +258,8 @@ def _print_summary(llm: LLM, console: Console) -> None:
         f"{stats.num_cached_prompt_tokens} of them from the prefix cache",
         "blocks": f"{stats.peak_num_used_blocks} of {cache.num_blocks - 1} used at most, "
         f"fragmentation {100 * stats.peak_fragmentation:.1f} %",
-        "KV cache": f"{cache.num_bytes / 2**20:.1f} MiB, {cache.block_size} tokens per block",
+        "KV cache": f"{cache.num_bytes / 2**20:.1f} MiB, "
+        f"{llm.engine.config.block_size} tokens per block",
     }
     if stats.num_preemptions:
         rows["preemptions"] = str(stats.num_preemptions)

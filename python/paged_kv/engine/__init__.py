@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from paged_kv.engine.config import EngineConfig
-from paged_kv.engine.kv_cache_manager import KVCacheManager
+from paged_kv.engine.input_batch import InputBatch
 from paged_kv.engine.llm import LLM
 from paged_kv.engine.llm_engine import LLMEngine, RequestUpdate
 from paged_kv.engine.logprobs import Logprob
@@ -12,12 +12,14 @@ from paged_kv.engine.outputs import CompletionOutput, RequestOutput
 from paged_kv.engine.request import Request, RequestStatus
 from paged_kv.engine.sampling_params import SamplingParams
 from paged_kv.engine.scheduler import Scheduler
+from paged_kv.engine.scheduler_config import SchedulerConfig
+from paged_kv.engine.scheduler_output import SchedulerOutput
 
 __all__ = [
     "LLM",
     "CompletionOutput",
     "EngineConfig",
-    "KVCacheManager",
+    "InputBatch",
     "LLMEngine",
     "Logprob",
     "Request",
@@ -26,4 +28,6 @@ __all__ = [
     "RequestUpdate",
     "SamplingParams",
     "Scheduler",
+    "SchedulerConfig",
+    "SchedulerOutput",
 ]

@@ -5,31 +5,44 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paged_kv.engine.memory import available_memory_bytes, bytes_per_block
+import torch
+
+from paged_kv import ops
+from paged_kv._core import AttentionSpec, UniformTypeKVCacheSpecs
+from paged_kv.engine.memory import available_memory_bytes
 from paged_kv.kv_cache import KVCache
-from paged_kv.kv_cache_memory import allocate_kv_cache
+from paged_kv.kv_cache_memory import zeros_in_huge_pages
 
 if TYPE_CHECKING:
-    import torch
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from paged_kv.models import ModelConfig
+    from torch import Tensor
+
+    from paged_kv._core import KVCacheConfig, KVCacheTensor
 
 __all__ = ["CacheEngine"]
 
 
 class CacheEngine:
-    """Allocates one key and one value cache for each layer, in the ``hnd`` layout.
+    """Memory of all layers' caches, and of the swap space; copies of whole blocks.
 
-    There the tokens of a block and kv head lie together, which is what attention on a CPU reads
+    Layers of different groups share memory as `KVCacheConfig.kv_cache_tensors` says: a block of the
+    pool belongs to one group at a time. A block of a layer holds its keys, then its values, in the
+    ``hnd`` layout: the tokens of a head lie together, which is what attention on a CPU reads
     fastest (docs/kernels.md).
 
-    Their memory is that of :func:`~paged_kv.kv_cache_memory.allocate_kv_cache`: on a CPU in huge
-    pages, which cost nothing before they are used.
+    On a CPU pages cost nothing before they are used.
+
+    Args:
+        kv_cache_config: Groups of layers and where they lie.
+        kv_cache_dtype: How keys and values are stored, see `paged_kv.kv_cache.KVCache`.
+        kv_scales: For layers of a quantised cache, by name: ``(k_scale, v_scale)``; others have 1.
+        num_swap_blocks: Blocks in the host's memory.
+        device: Where the caches are.
 
     Attributes:
-        kv_caches: One a layer.
+        kv_caches: The cache of each layer, by name.
         num_blocks: Blocks in each cache, the null block included.
-        block_size: Tokens per block.
 
     Raises:
         MemoryError: The caches are larger than the memory that is available.
@@ -40,34 +53,115 @@ class CacheEngine:
 
     def __init__(
         self,
-        config: ModelConfig,
+        kv_cache_config: KVCacheConfig,
         *,
-        num_blocks: int,
-        block_size: int,
-        dtype: torch.dtype,
+        kv_cache_dtype: str = "auto",
+        kv_scales: Mapping[str, tuple[Tensor, Tensor]] | None = None,
+        num_swap_blocks: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.num_blocks = num_blocks
-        self.block_size = block_size
-        self._block_bytes = bytes_per_block(config, block_size, dtype)
-        available = available_memory_bytes(device)
-        # Checked here since pages that are only reserved come without an error.
-        if self.num_bytes > available:
-            msg = (
-                f"{num_blocks} KV blocks take {_gib(self.num_bytes)}, {_gib(available)} are "
-                "available: use fewer blocks (num_blocks)"
+        self.num_blocks = kv_cache_config.num_blocks
+        tensors = kv_cache_config.kv_cache_tensors
+        self.num_bytes = max((tensor.size for tensor in tensors), default=0)
+        self.num_swap_bytes = num_swap_blocks * (self.num_bytes // self.num_blocks)
+        _check_memory(self.num_blocks, self.num_bytes + self.num_swap_bytes, device)
+        memory = zeros_in_huge_pages((self.num_bytes,), dtype=torch.uint8, device=device)
+        specs = dict(_layer_specs(kv_cache_config))
+        places = {name: place for tensor in tensors for name, place in _layer_places(tensor)}
+        self.kv_caches = {
+            name: KVCache(
+                *_keys_and_values(memory, places[name], spec, self.num_blocks),
+                kv_cache_dtype,
+                *(kv_scales or {}).get(name, ()),
             )
-            raise MemoryError(msg)
-        shape = (num_blocks, block_size, config.num_kv_heads, config.head_size)
-        self.kv_caches = [
-            KVCache(*allocate_kv_cache(*shape, dtype=dtype, device=device))
-            for _ in range(config.num_layers)
+            for name, spec in specs.items()
+        }
+        self._regions = [
+            memory[begin : begin + self.num_blocks * stride].view(self.num_blocks, stride)
+            for begin, stride in sorted(set(places.values()))
+        ]
+        self._swap_regions = [
+            torch.zeros(
+                num_swap_blocks, region.shape[1], dtype=torch.uint8, pin_memory=memory.is_cuda
+            )
+            for region in self._regions
+        ]
+        # A page's keys and its values: what the op that copies blocks takes.
+        self._halves = [
+            (region[:, : region.shape[1] // 2], region[:, region.shape[1] // 2 :])
+            for region in self._regions
         ]
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all caches together."""
-        return self.num_blocks * self._block_bytes
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy blocks within the cache, in all layers: ``(source, destination)``."""
+        if not copies:
+            return
+        keys, values = zip(*self._halves, strict=True)
+        mapping = torch.tensor(copies, dtype=torch.int64, device=self._regions[0].device)
+        ops.copy_blocks(list(keys), list(values), mapping)
+
+    def swap_out(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy blocks to the swap space: ``(block of the cache, block of the space)``."""
+        _swap(self._regions, self._swap_regions, copies)
+
+    def swap_in(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy blocks from the swap space: ``(block of the space, block of the cache)``."""
+        _swap(self._swap_regions, self._regions, copies)
+
+
+def _swap(
+    sources: Sequence[Tensor], destinations: Sequence[Tensor], copies: Sequence[tuple[int, int]]
+) -> None:
+    if not copies:
+        return
+    mapping = torch.tensor(copies, dtype=torch.int64)
+    for source, destination in zip(sources, destinations, strict=True):
+        ops.swap_blocks(source, destination, source.shape[1], mapping)
+
+
+def _layer_specs(config: KVCacheConfig) -> Iterator[tuple[str, AttentionSpec]]:
+    for group in config.kv_cache_groups:
+        spec = group.kv_cache_spec
+        for name in group.layer_names:
+            layer_spec = (
+                spec.kv_cache_specs[name] if isinstance(spec, UniformTypeKVCacheSpecs) else spec
+            )
+            if not isinstance(layer_spec, AttentionSpec):
+                msg = f"layer {name} has no keys and values: {layer_spec}"
+                raise TypeError(msg)
+            yield name, layer_spec
+
+
+def _layer_places(tensor: KVCacheTensor) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Each layer, with the byte where its block 0 begins and the bytes of a block."""
+    for i, name in enumerate(tensor.layers):
+        yield name, (tensor.offset + i * tensor.layer_stride, tensor.block_stride)
+
+
+def _keys_and_values(
+    memory: Tensor, place: tuple[int, int], spec: AttentionSpec, num_blocks: int
+) -> tuple[Tensor, Tensor]:
+    """Both ``[num_blocks, block_size, num_kv_heads, head_size]``, views."""
+    begin, block_bytes = place
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    pages = memory[begin : begin + num_blocks * block_bytes].view(dtype).view(num_blocks, -1)
+    num_elements = spec.num_kv_heads * spec.block_size * spec.head_size
+    shape = (num_blocks, spec.num_kv_heads, spec.block_size, spec.head_size)
+    # Pages may be padded: these views have gaps.
+    key = pages[:, :num_elements].view(shape)
+    value = pages[:, num_elements : 2 * num_elements].view(shape)
+    return key.transpose(1, 2), value.transpose(1, 2)
+
+
+def _check_memory(num_blocks: int, num_bytes: int, device: torch.device | str) -> None:
+    # Checked here since pages that are only reserved come without an error.
+    available = available_memory_bytes(device)
+    if num_bytes > available:
+        msg = (
+            f"{num_blocks} KV blocks take {_gib(num_bytes)}, {_gib(available)} are available: use "
+            "fewer blocks (num_blocks)"
+        )
+        raise MemoryError(msg)
 
 
 def _gib(num_bytes: int) -> str:

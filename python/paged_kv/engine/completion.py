@@ -1,61 +1,64 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Grows one request's completion token by token and decides when it ends."""
+"""Grows the completions of a prompt token by token."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from paged_kv.engine.detokenizer import Detokenizer, StopStringFinder, TokenDecoder
-from paged_kv.engine.logprobs import SampleLogprobs
+from paged_kv.engine.logprobs import PromptLogprobs, SampleLogprobs
 from paged_kv.engine.outputs import CompletionOutput, RequestOutput
-from paged_kv.engine.request import RequestStatus
+from paged_kv.engine.request import RequestStatus, finish_reason
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paged_kv.engine.logprobs import TokenLogprobs
     from paged_kv.engine.request import Request
     from paged_kv.engine.sampling_row import SamplingRow
     from paged_kv.engine.token_texts import TokenTexts
 
-__all__ = ["CompletionBuilder"]
+__all__ = ["CompletionBuilder", "RequestState"]
 
 
 class CompletionBuilder:
-    """Text and end of one request.
+    """Tokens, text and log probabilities of one completion.
 
     Args:
-        request: Grows by each token that is added.
+        request: The sequence; it is the scheduler that appends tokens to it and says when a token
+            ends it.
+        row: What the sampler needs of it. Tokens are appended to its list.
         tokenizer: ``None`` if the model has none; the text is empty then.
-        eos_token_ids: Ids that end the request unless it ignores them.
-        row: What the sampler needs of the request.
         token_texts: Texts for log probabilities; ``None`` if the model has no tokenizer.
 
     Attributes:
+        request: As given.
         row: As given.
-        status: A finished status once the request has to end, else ``None``. It is the engine
-            that takes the request out.
+        is_finished: Whether the last token has been added.
     """
 
     def __init__(
         self,
         request: Request,
-        tokenizer: TokenDecoder | None,
-        eos_token_ids: frozenset[int],
         row: SamplingRow,
+        tokenizer: TokenDecoder | None,
         token_texts: TokenTexts | None,
     ) -> None:
         params = request.sampling_params
         self.request = request
         self.row = row
+        self.is_finished = False
+        self._token_ids = row.token_ids
         self._logprobs = SampleLogprobs(token_texts) if params.logprobs is not None else None
-        self.status: RequestStatus | None = None
         self._detokenizer = Detokenizer(tokenizer) if tokenizer is not None else None
         self._stop_finder = StopStringFinder(params.stop_strings)
-        self._eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids
-        self._stop_token_ids = frozenset(params.stop_token_ids or ())
         self._pieces: list[str] = []
 
     def append(self, token_id: int, logprobs: TokenLogprobs | None = None) -> str:
-        """Add a sampled token, and its log probabilities if the request asks for them.
+        """Add a token that the request has got, with its log probabilities if it asks for them.
+
+        Sets `is_finished` if the request has finished, or if its text now has a stop string: then
+        ``request.stop_reason`` is that string, and the caller has to take the request out.
 
         Returns:
             Text that can be shown now. What may turn out to be part of a character or of a stop
@@ -63,53 +66,81 @@ class CompletionBuilder:
         """
         request = self.request
         if self._logprobs is not None and logprobs is not None:
-            self._logprobs.append(logprobs, request.all_token_ids)
-        request.append_output_token_ids(token_id)
-        is_end_token = token_id in self._eos_token_ids or token_id in self._stop_token_ids
-        if is_end_token:
-            self.status = RequestStatus.FINISHED_STOPPED
-            if token_id not in self._eos_token_ids:
-                request.stop_reason = token_id
-        elif request.num_tokens >= request.max_num_tokens:
-            self.status = RequestStatus.FINISHED_LENGTH_CAPPED
+            self._logprobs.append(logprobs, self._token_ids)
+        self._token_ids.append(token_id)
+        self.is_finished = request.is_finished()
+        # An end token has no text.
+        is_end_token = request.status == RequestStatus.FINISHED_STOPPED
         piece = self._add_text(None if is_end_token else token_id)
         self._pieces.append(piece)
         return piece
 
-    def result(self) -> RequestOutput:
-        """The request's output so far."""
+    def result(self) -> CompletionOutput:
+        """The completion so far."""
         request, logprobs = self.request, self._logprobs
-        completion = CompletionOutput(
-            index=0,
+        return CompletionOutput(
+            index=request.index,
             text="".join(self._pieces),
-            token_ids=tuple(request.output_token_ids),
-            finish_reason=request.status.finish_reason,
+            token_ids=tuple(self._token_ids[request.num_prompt_tokens :]),
+            finish_reason=finish_reason(request.status),
             stop_reason=request.stop_reason,
             cumulative_logprob=logprobs.cumulative_logprob if logprobs is not None else None,
             logprobs=list(logprobs.positions) if logprobs is not None else None,
         )
-        return RequestOutput(
-            request_id=request.request_id,
-            prompt=request.prompt,
-            prompt_token_ids=tuple(request.prompt_token_ids),
-            outputs=(completion,),
-            finished=request.status.is_finished,
-            num_cached_tokens=max(request.num_cached_tokens, 0),
-        )
 
     def _add_text(self, token_id: int | None) -> str:
-        """Decode a token (``None``: an end token, which has no text) and look for stop strings."""
+        """Decode a token (``None``: it has no text) and look for stop strings."""
         if self._detokenizer is None:
             return ""
         text = self._detokenizer.append(token_id) if token_id is not None else ""
-        if self.status is not None:
+        if self.is_finished:
             text += self._detokenizer.flush()
-        if self.request.num_output_tokens < self.request.sampling_params.min_tokens:
+        if self.row.num_output_tokens < self.request.sampling_params.min_tokens:
             return text
         piece, stop_string = self._stop_finder.append(text)
         if stop_string is not None:
-            self.status = RequestStatus.FINISHED_STOPPED
+            self.is_finished = True
+            self.request.status = RequestStatus.FINISHED_STOPPED
             self.request.stop_reason = stop_string
-        elif self.status is not None:
+        elif self.is_finished:
             piece += self._stop_finder.flush()
         return piece
+
+
+class RequestState:
+    """The completions of one prompt.
+
+    Args:
+        request_id: The caller's id.
+        builders: One for each completion, in the order of their index.
+        prompt_logprobs: ``None`` if not asked for.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        builders: Sequence[CompletionBuilder],
+        prompt_logprobs: PromptLogprobs | None,
+    ) -> None:
+        self.request_id = request_id
+        self.builders = builders
+        self.prompt_logprobs = prompt_logprobs
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all completions are."""
+        return all(builder.request.is_finished() for builder in self.builders)
+
+    def result(self) -> RequestOutput:
+        """All completions so far."""
+        first = self.builders[0].request
+        logprobs = self.prompt_logprobs
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=first.prompt,
+            prompt_token_ids=tuple(first.prompt_token_ids.tolist()),
+            outputs=tuple(builder.result() for builder in self.builders),
+            finished=self.is_finished,
+            num_cached_tokens=max(first.num_cached_tokens, 0),
+            prompt_logprobs=list(logprobs.positions) if logprobs is not None else None,
+        )

@@ -4,11 +4,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from paged_kv.engine.request_queue import SchedulingPolicy
 
 __all__ = ["EngineConfig"]
 
 # Far above what is useful; keeps every product with a number of blocks within 64 bits.
 _MAX_BLOCK_SIZE = 2**20
+_KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2", "int8")
+_INTEGERS = (
+    "block_size",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "long_prefill_token_threshold",
+    "swap_space_bytes",
+    "seed",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,11 +30,28 @@ class EngineConfig:
 
     Attributes:
         block_size: Tokens per KV block.
-        num_blocks: Blocks in the pool including the null block; ``None``: chosen from the memory
-            that is free (:func:`~paged_kv.engine.memory.default_num_blocks`).
+        num_blocks: Blocks in the pool including the null block; ``None``: as many as fit into the
+            next two, or chosen from the memory that is free
+            (:func:`~paged_kv.engine.memory.default_num_blocks`).
+        kv_cache_memory_bytes: Bytes for the cache; ``None``: see ``memory_utilization``.
+        memory_utilization: Share of the memory, in (0, 1], that model, a step of full size
+            (measured) and cache may take together; ``None``: no such limit.
+        kv_cache_dtype: ``"auto"``: keys and values as the model computes them; ``"fp8"``,
+            ``"fp8_e4m3"``, ``"fp8_e5m2"``, ``"int8"``: quantised.
         enable_prefix_caching: Reuse the blocks of equal prefixes.
         max_num_seqs: Most requests in one step.
         max_num_batched_tokens: Most tokens in one step; longer prompts are computed in chunks.
+        enable_chunked_prefill: ``False``: a prompt is computed in one step. Then
+            ``max_num_batched_tokens`` has to be at least ``max_model_len``.
+        long_prefill_token_threshold: Most tokens of one request in a step that it shares with
+            others; 0: no limit.
+        scheduling_policy: ``"fcfs"``, first come, first served, or ``"priority"``.
+        watermark: Share of the blocks that stays free when a request is admitted beside others.
+        preemption_mode: What happens to keys and values of a request that has to make room:
+            ``"recompute"`` or ``"swap"`` to the host's memory.
+        swap_space_bytes: Size of that memory. What does not fit is recomputed.
+        batch_invariant: The same bits for a request, whatever else is in a batch, whether its
+            prefix was cached, cut into chunks, or preempted. Slower.
         max_model_len: Most tokens of a request, prompt and output together; ``None``: the model's
             own limit, or what the pool holds if that is less.
         seed: Seeds of requests that give none are drawn from this one.
@@ -33,16 +63,26 @@ class EngineConfig:
 
     block_size: int = 16
     num_blocks: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    memory_utilization: float | None = None
+    kv_cache_dtype: str = "auto"
     enable_prefix_caching: bool = True
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     max_model_len: int | None = None
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    scheduling_policy: SchedulingPolicy = "fcfs"
+    watermark: float = 0.0
+    preemption_mode: Literal["recompute", "swap"] = "recompute"
+    swap_space_bytes: int = 2**30
+    batch_invariant: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "seed"):
+        for name in _INTEGERS:
             _check_integer(name, getattr(self, name))
-        for name in ("num_blocks", "max_model_len"):
+        for name in ("num_blocks", "max_model_len", "kv_cache_memory_bytes"):
             if getattr(self, name) is not None:
                 _check_integer(name, getattr(self, name))
         if not 1 <= self.block_size <= _MAX_BLOCK_SIZE:
@@ -59,9 +99,38 @@ class EngineConfig:
         if self.max_model_len is not None:
             # One token of prompt, one of output.
             _check_at_least("max_model_len", self.max_model_len, 2)
+            if not self.enable_chunked_prefill:
+                _check_at_least(
+                    "max_num_batched_tokens", self.max_num_batched_tokens, self.max_model_len
+                )
+        self._check_memory()
+        self._check_scheduling()
         if not -(2**63) <= self.seed < 2**64:
             msg = f"seed must be in [-2**63, 2**64), got {self.seed}"
             raise ValueError(msg)
+
+    def _check_memory(self) -> None:
+        if self.kv_cache_memory_bytes is not None:
+            _check_at_least("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1)
+        if self.memory_utilization is not None and not 0.0 < self.memory_utilization <= 1.0:
+            msg = f"memory_utilization must be in (0, 1], got {self.memory_utilization}"
+            raise ValueError(msg)
+        _check_at_least("swap_space_bytes", self.swap_space_bytes, 0)
+        _check_choice("kv_cache_dtype", self.kv_cache_dtype, _KV_CACHE_DTYPES)
+
+    def _check_scheduling(self) -> None:
+        _check_at_least("long_prefill_token_threshold", self.long_prefill_token_threshold, 0)
+        _check_choice("scheduling_policy", self.scheduling_policy, ("fcfs", "priority"))
+        _check_choice("preemption_mode", self.preemption_mode, ("recompute", "swap"))
+        if not 0.0 <= self.watermark < 1.0:
+            msg = f"watermark must be in [0, 1), got {self.watermark}"
+            raise ValueError(msg)
+
+
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        msg = f"{name} must be one of {', '.join(choices)}, got {value!r}"
+        raise ValueError(msg)
 
 
 def _check_integer(name: str, value: object) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -55,6 +55,10 @@ class LLM:
             least one token shorter; a longer output is cut with ``finish_reason="length"``.
             ``None``: the model's own limit, or what the pool holds if that is less.
         seed: Seeds of requests that give none are drawn from this one.
+        kv_scales: Scales of a quantised cache, for layers by name: ``(k_scale, v_scale)``; others
+            have 1.
+        options: Any other field of :class:`~paged_kv.engine.config.EngineConfig`, such as
+            ``kv_cache_dtype``, ``scheduling_policy`` or ``preemption_mode``.
 
     Attributes:
         engine: The loop behind :meth:`generate`, to drive step by step.
@@ -89,6 +93,8 @@ class LLM:
         max_num_batched_tokens: int = 2048,
         max_model_len: int | None = None,
         seed: int = 0,
+        kv_scales: Mapping[str, tuple[torch.Tensor, torch.Tensor]] | None = None,
+        **options: Any,  # noqa: ANN401  (EngineConfig checks them)
     ) -> None:
         # Sizes are checked before anything is loaded.
         config = EngineConfig(
@@ -99,11 +105,12 @@ class LLM:
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=max_model_len,
             seed=seed,
+            **options,
         )
         torch_dtype = _parse_dtype(dtype)
         loaded = model if isinstance(model, LoadedModel) else load_model(model, dtype=torch_dtype)
         self.tokenizer: Tokenizer | None = loaded.tokenizer
-        self.engine = LLMEngine(loaded, config)
+        self.engine = LLMEngine(loaded, config, kv_scales=kv_scales)
         self._request_ids = map(str, itertools.count())
         # Where the iterator of each running request finds what it has not given out yet.
         self._inboxes: dict[str, deque[RequestUpdate]] = {}

@@ -7,48 +7,55 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
-from paged_kv.engine.bad_words import encode_bad_words
+from paged_kv._core import KVCacheManager
 from paged_kv.engine.cache_engine import CacheEngine
-from paged_kv.engine.completion import CompletionBuilder
-from paged_kv.engine.kv_cache_manager import KVCacheManager
-from paged_kv.engine.memory import bytes_per_block, default_num_blocks
+from paged_kv.engine.input_batch import InputBatch
+from paged_kv.engine.memory import plan_kv_cache
 from paged_kv.engine.model_runner import ModelRunner
-from paged_kv.engine.request import Request, RequestStatus
-from paged_kv.engine.sampler import Sampler
-from paged_kv.engine.sampling_checks import check_sampling_params
-from paged_kv.engine.sampling_row import SamplingRow
-from paged_kv.engine.scheduler import Scheduler, SchedulerOutput
+from paged_kv.engine.request import RequestStatus
+from paged_kv.engine.request_factory import RequestFactory
+from paged_kv.engine.sampler import SampledTokens, Sampler
+from paged_kv.engine.scheduler import Scheduler
+from paged_kv.engine.scheduler_config import SchedulerConfig
 from paged_kv.engine.stats import BlockMap, EngineStats, RequestBlocks
-from paged_kv.engine.token_texts import TokenTexts
-from paged_kv.hashing import get_request_block_hasher
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
+    from torch import Tensor
+
+    from paged_kv.engine.completion import CompletionBuilder, RequestState
     from paged_kv.engine.config import EngineConfig
     from paged_kv.engine.inputs import EncodedPrompt
     from paged_kv.engine.outputs import RequestOutput
     from paged_kv.engine.sampling_params import SamplingParams
+    from paged_kv.engine.scheduler_output import SchedulerOutput
     from paged_kv.models import LoadedModel
 
 __all__ = ["LLMEngine", "RequestUpdate"]
 
+# Rows of logits that are held at once for the log probabilities of a prompt.
+_LOGPROB_ROWS = 256
+
 
 @dataclass(frozen=True, slots=True)
 class RequestUpdate:
-    """What one step added to one request.
+    """What one step added to one completion.
 
     Attributes:
         request_id: Which request.
+        index: Which of its completions.
         text: New text, often empty: a token may end inside a character, and text that may become
             a stop string is held back. All pieces joined are the final text.
         token_id: The new token.
-        result: The request's output once it is finished, ``None`` before.
+        result: The request's output once all its completions are finished, ``None`` before.
     """
 
     request_id: str
+    index: int
     text: str
     token_id: int
     result: RequestOutput | None
@@ -60,6 +67,7 @@ class LLMEngine:
     Args:
         loaded: Model, its configuration and its tokenizer.
         config: Sizes and limits.
+        kv_scales: For layers of a quantised cache, by name: ``(k_scale, v_scale)``; others have 1.
 
     Attributes:
         stats: Totals since the engine was made.
@@ -77,48 +85,79 @@ class LLMEngine:
         vLLM 0.32 ``v1/engine/llm_engine.py::LLMEngine`` (names).
     """
 
-    def __init__(self, loaded: LoadedModel, config: EngineConfig) -> None:
-        model_config = loaded.config
-        dtype = next(loaded.model.parameters()).dtype
-        num_blocks = _choose_num_blocks(loaded, config, dtype)
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        config: EngineConfig,
+        *,
+        kv_scales: Mapping[str, tuple[Tensor, Tensor]] | None = None,
+    ) -> None:
         self.config = config
-        self.vocab_size = model_config.vocab_size
-        self.max_model_len = _choose_max_model_len(
-            config, model_config.max_position_embeddings, num_blocks
+        self.vocab_size = loaded.config.vocab_size
+        dtype = next(loaded.model.parameters()).dtype
+        specs = loaded.model.kv_cache_specs(config.block_size, dtype, config.kv_cache_dtype)
+        plan = plan_kv_cache(
+            specs,
+            num_blocks=config.num_blocks,
+            num_bytes=config.kv_cache_memory_bytes,
+            max_model_len=config.max_model_len,
+            model_limit=loaded.config.max_position_embeddings,
+            max_num_batched_tokens=config.max_num_batched_tokens,
         )
+        self.max_model_len = plan.max_model_len
+        num_swap_blocks = 0
+        if config.preemption_mode == "swap":
+            num_swap_blocks = config.swap_space_bytes // plan.block_bytes
         self.cache_engine = CacheEngine(
-            model_config, num_blocks=num_blocks, block_size=config.block_size, dtype=dtype
+            plan.kv_cache_config,
+            kv_cache_dtype=config.kv_cache_dtype,
+            kv_scales=kv_scales,
+            num_swap_blocks=num_swap_blocks,
         )
         self.kv_cache_manager = KVCacheManager(
-            num_blocks=num_blocks,
-            block_size=config.block_size,
-            max_model_len=self.max_model_len,
+            plan.kv_cache_config,
+            max_model_len=plan.max_model_len,
+            scheduler_block_size=plan.scheduler_block_size,
+            hash_block_size=plan.hash_block_size,
+            max_in_flight_tokens=config.max_num_batched_tokens,
             enable_caching=config.enable_prefix_caching,
+            watermark=config.watermark,
         )
-        self.scheduler = Scheduler(
+        self._batch = InputBatch(
             self.kv_cache_manager,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
-        )
-        self.model_runner = ModelRunner(
-            loaded.model,
-            self.cache_engine,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=self.max_model_len,
         )
-        self.stats = EngineStats()
-        self._tokenizer = loaded.tokenizer
-        self._token_texts = TokenTexts(loaded.tokenizer) if loaded.tokenizer is not None else None
-        self._sampler = Sampler()
-        # A configuration may name an id that the embedding does not have; it never comes out.
-        self._eos_token_ids = frozenset(i for i in loaded.eos_token_ids if i < self.vocab_size)
-        self._block_hasher = (
-            get_request_block_hasher(config.block_size) if config.enable_prefix_caching else None
+        self.scheduler = Scheduler(
+            self.kv_cache_manager,
+            self._batch,
+            SchedulerConfig(
+                max_num_batched_tokens=config.max_num_batched_tokens,
+                max_model_len=self.max_model_len,
+                policy=config.scheduling_policy,
+                enable_chunked_prefill=config.enable_chunked_prefill,
+                long_prefill_token_threshold=config.long_prefill_token_threshold,
+                num_swap_blocks=num_swap_blocks,
+            ),
         )
-        self._seeds = torch.Generator().manual_seed(config.seed)
-        self._builders: dict[str, CompletionBuilder] = {}
+        self.model_runner = ModelRunner(
+            loaded.model, list(specs), plan.kv_cache_config, self.cache_engine, self._batch
+        )
+        self.stats = EngineStats()
+        self._sampler = Sampler()
+        self._factory = RequestFactory(
+            loaded,
+            max_model_len=self.max_model_len,
+            hash_block_size=plan.hash_block_size if config.enable_prefix_caching else None,
+            seed=config.seed,
+        )
+        self._states: dict[str, RequestState] = {}  # by the caller's id
+        self._builders: dict[str, tuple[RequestState, CompletionBuilder]] = {}  # by the sequence's
+        self._num_prompt_logprobs = 0  # requests that ask for them
         self._is_stepping = False
+
+    # ---- requests
 
     def check_request(self, prompt: EncodedPrompt, sampling_params: SamplingParams) -> None:
         """Raise ``ValueError`` if the request cannot be served, whatever else is running."""
@@ -129,43 +168,66 @@ class LLMEngine:
                 f"{self._describe_limit()}, and at least one token is generated"
             )
             raise ValueError(msg)
-        check_sampling_params(
-            sampling_params, self.vocab_size, self._tokenizer, self._eos_token_ids
-        )
-        if sampling_params.n > 1 or sampling_params.prompt_logprobs is not None:
-            msg = "the engine gives one completion a prompt (n=1) and no prompt_logprobs"
-            raise ValueError(msg)
+        self._factory.check(sampling_params)
 
     def add_request(
-        self, request_id: str, prompt: EncodedPrompt, sampling_params: SamplingParams
+        self,
+        request_id: str,
+        prompt: EncodedPrompt,
+        sampling_params: SamplingParams,
+        *,
+        priority: int = 0,
+        arrival_time: float | None = None,
     ) -> None:
         """Queue a request; it holds no blocks before a step admits it.
+
+        Args:
+            request_id: Names the request in updates and results.
+            prompt: Text and token ids.
+            sampling_params: How to sample; ``n`` completions share the prompt's blocks.
+            priority: Lower is served sooner, with ``scheduling_policy="priority"``.
+            arrival_time: Seconds; decides among equal priorities. ``None``: now.
 
         Raises:
             ValueError: The id is in use, or see :meth:`check_request`.
         """
         self.check_request(prompt, sampling_params)
-        max_num_tokens = self.max_model_len
-        if sampling_params.max_tokens is not None:
-            max_num_tokens = min(max_num_tokens, len(prompt.token_ids) + sampling_params.max_tokens)
-        request = Request(
-            request_id,
-            prompt.token_ids,
-            sampling_params,
-            max_num_tokens=max_num_tokens,
-            prompt=prompt.text,
-            block_hasher=self._block_hasher,
-            skip_reading_prefix_cache=bool(sampling_params.skip_reading_prefix_cache),
-        )
-        self.scheduler.add_request(request)
-        self._builders[request_id] = CompletionBuilder(
-            request,
-            self._tokenizer,
-            self._eos_token_ids,
-            self._make_row(request),
-            self._token_texts,
-        )
+        if request_id in self._states:
+            msg = f"request id {request_id!r} is in use"
+            raise ValueError(msg)
+        state = self._factory.make(request_id, prompt, sampling_params, priority, arrival_time)
+        first, *forks = [builder.request for builder in state.builders]
+        self.scheduler.add_request(first, forks)
+        self._states[request_id] = state
+        self._builders.update((b.request.request_id, (state, b)) for b in state.builders)
+        self._num_prompt_logprobs += state.prompt_logprobs is not None
         self.stats.num_requests += 1
+
+    def abort_request(self, request_ids: Iterable[str]) -> list[RequestOutput]:
+        """End requests now and free their blocks; return what they had. Unknown ids are skipped."""
+        outputs = []
+        for request_id in list(request_ids):
+            state = self._states.get(request_id)
+            if state is None:
+                continue
+            ids = [builder.request.request_id for builder in state.builders]
+            self.scheduler.finish_requests(ids, RequestStatus.FINISHED_ABORTED)
+            outputs.append(self._finish(state))
+        return outputs
+
+    def has_request(self, request_id: str) -> bool:
+        """Whether the request waits or runs."""
+        return request_id in self._states
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether a step has work to do."""
+        return self.scheduler.has_unfinished_requests()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes; ``False`` and no change while a request runs."""
+        return self.scheduler.reset_prefix_cache()
+
+    # ---- steps
 
     def step(self, on_step: Callable[[LLMEngine], None] | None = None) -> list[RequestUpdate]:
         """Run one forward pass and sample.
@@ -175,7 +237,7 @@ class LLMEngine:
                 finished give back their blocks.
 
         Returns:
-            One update for each request that got a token; none if no request is left.
+            One update for each completion that got a token; none if no request is left.
 
         Raises:
             RuntimeError: A step is running: this call comes from ``on_step`` or another thread.
@@ -193,94 +255,103 @@ class LLMEngine:
         started = time.perf_counter()
         try:
             output = self.scheduler.schedule()
-            logits = self.model_runner.execute_model(output)
-            self.scheduler.update_from_output(output)
-            new_tokens = self._sample(output, logits)
-            self._record_step(output, len(new_tokens), time.perf_counter() - started)
+            hidden = self.model_runner.execute_model(output)
+            self._add_prompt_logprobs(output, hidden)
+            sampled = self._sample(output, hidden)
+            self._record_step(output, len(sampled.token_ids), time.perf_counter() - started)
             if on_step is not None:
                 on_step(self)
+            return self._update(output, sampled)
         except BaseException:
             self._discard_all_requests()
             raise
         finally:
             self._is_stepping = False
-        return [
-            self._make_update(builder, token_id, text)
-            for builder, token_id, text in new_tokens
-            if builder.request.request_id in self._builders  # on_step may have aborted it
-        ]
-
-    def abort_request(self, request_ids: Iterable[str]) -> list[RequestOutput]:
-        """End requests now and free their blocks; return what they had. Unknown ids are skipped."""
-        outputs = []
-        for request_id in list(request_ids):
-            if request_id in self._builders:
-                outputs.append(self._finish(request_id, RequestStatus.FINISHED_ABORTED))
-        return outputs
-
-    def has_request(self, request_id: str) -> bool:
-        """Whether the request waits or runs."""
-        return request_id in self._builders
-
-    def has_unfinished_requests(self) -> bool:
-        """Whether a step has work to do."""
-        return self.scheduler.has_unfinished_requests()
-
-    def reset_prefix_cache(self) -> bool:
-        """Forget cached prefixes; ``False`` and no change while a request runs."""
-        return self.kv_cache_manager.reset_prefix_cache()
 
     def block_map(self) -> BlockMap:
         """Who holds which block now. Cost: linear in the pool."""
-        manager = self.kv_cache_manager
         requests = tuple(
             RequestBlocks(
                 request.request_id,
-                tuple(manager.get_block_ids(request.request_id)[0]),
+                tuple(map(tuple, self.kv_cache_manager.get_block_ids(request.request_id))),
                 request.num_computed_tokens,
             )
             for request in self.scheduler.running
         )
+        pool = self.kv_cache_manager.block_pool
         return BlockMap(
             num_blocks=self.cache_engine.num_blocks,
             block_size=self.config.block_size,
             requests=requests,
-            idle_cached_block_ids=manager.get_idle_cached_block_ids(),
+            idle_cached_block_ids=frozenset(
+                block.block_id
+                for block in pool.blocks
+                if block.ref_cnt == 0 and block.block_hash is not None
+            ),
         )
 
-    def _sample(
-        self, output: SchedulerOutput, logits: torch.Tensor
-    ) -> list[tuple[CompletionBuilder, int, str]]:
-        """Give each request whose last token was computed its next token and text."""
-        builders = [
-            self._builders[item.request.request_id]
-            for item in output.scheduled
-            if item.request.num_computed_tokens == item.request.num_tokens
-        ]
-        sampled = self._sampler.sample(logits, [builder.row for builder in builders])
-        return [
-            (builder, token_id, builder.append(token_id, logprobs))
-            for builder, token_id, logprobs in zip(
-                builders, sampled.token_ids, sampled.logprobs, strict=True
-            )
-        ]
+    def _sample(self, output: SchedulerOutput, hidden: Tensor) -> SampledTokens:
+        """Choose a token for each sequence whose last token was computed, forks included."""
+        if not output.samples.any():
+            return SampledTokens([], [])
+        ends = np.cumsum(output.num_scheduled_tokens)[output.samples] - 1
+        logits = self.model_runner.compute_logits(hidden[torch.from_numpy(ends)])
+        forks, copies = self.scheduler.fork_requests(output)
+        self.cache_engine.copy_blocks(copies)
+        if forks:
+            logits = torch.cat([logits, logits[[place for _, place in forks]]])
+        rows = [self._builders[r.request_id][1].row for r in output.sampling_requests()]
+        return self._sampler.sample(logits, rows)
 
-    def _make_update(self, builder: CompletionBuilder, token_id: int, text: str) -> RequestUpdate:
-        request_id = builder.request.request_id
-        result = self._finish(request_id, builder.status) if builder.status is not None else None
-        return RequestUpdate(request_id, text, token_id, result)
+    def _update(self, output: SchedulerOutput, sampled: SampledTokens) -> list[RequestUpdate]:
+        """Give the tokens to their requests, and take out those that have finished."""
+        requests = output.sampling_requests()
+        self.scheduler.update_from_output(output, np.array(sampled.token_ids, np.int32))
+        updates = []
+        for request, token_id, logprobs in zip(
+            requests, sampled.token_ids, sampled.logprobs, strict=True
+        ):
+            if request.request_id not in self._builders:
+                continue  # on_step has aborted it
+            state, builder = self._builders[request.request_id]
+            text = builder.append(token_id, logprobs)
+            result = None
+            if builder.is_finished:
+                # One that a token has ended is out already.
+                self.scheduler.finish_requests([request.request_id], request.status)
+                result = self._finish(state) if state.is_finished else None
+            updates.append(RequestUpdate(state.request_id, request.index, text, token_id, result))
+        return updates
 
-    def _finish(self, request_id: str, status: RequestStatus) -> RequestOutput:
-        builder = self._builders.pop(request_id)
-        self.scheduler.finish_requests([request_id], status)
+    def _add_prompt_logprobs(self, output: SchedulerOutput, hidden: Tensor) -> None:
+        """Keep what a step has computed of prompts whose log probabilities are asked for."""
+        if not self._num_prompt_logprobs:
+            return
+        ends = np.cumsum(output.num_scheduled_tokens)
+        for i, request in enumerate(output.requests):
+            logprobs = self._builders[request.request_id][0].prompt_logprobs
+            if logprobs is None or logprobs.is_complete or request.index > 0:
+                continue
+            rows = hidden[ends[i] - output.num_scheduled_tokens[i] : ends[i]]
+            position = int(output.num_computed_tokens[i])
+            for chunk in torch.split(rows, _LOGPROB_ROWS):
+                logprobs.append(position, self.model_runner.compute_logits(chunk))
+                position += len(chunk)
+
+    def _finish(self, state: RequestState) -> RequestOutput:
+        del self._states[state.request_id]
+        self._num_prompt_logprobs -= state.prompt_logprobs is not None
+        for builder in state.builders:
+            del self._builders[builder.request.request_id]
         self.stats.num_finished_requests += 1
-        return builder.result()
+        return state.result()
 
     def _discard_all_requests(self) -> None:
-        self.stats.num_finished_requests += len(self._builders)
+        self.stats.num_finished_requests += len(self._states)
+        self._states.clear()
+        self._num_prompt_logprobs = 0
         self._builders.clear()
         self.scheduler.abort_all_requests()
-        self.model_runner.reset()
         self.kv_cache_manager.reset_prefix_cache()
 
     def _record_step(self, output: SchedulerOutput, num_new_tokens: int, seconds: float) -> None:
@@ -288,68 +359,19 @@ class LLMEngine:
         stats.num_steps += 1
         stats.step_seconds += seconds
         stats.num_generated_tokens += num_new_tokens
-        stats.num_preemptions += len(output.preempted_req_ids)
-        for item in output.scheduled:
-            if item.is_new and item.request.num_preemptions == 0:
-                stats.num_prompt_tokens += item.request.num_prompt_tokens
-                stats.num_cached_prompt_tokens += item.request.num_cached_tokens
-        usage = self.kv_cache_manager.get_slot_usage(self.scheduler.running)
-        if usage.num_used_blocks >= stats.peak_num_used_blocks:
-            stats.peak_num_used_blocks = usage.num_used_blocks
-            stats.peak_fragmentation = usage.fragmentation
-
-    def _make_row(self, request: Request) -> SamplingRow:
-        params = request.sampling_params
-        seed = params.seed
-        if seed is None:
-            seed = 0
-            if not params.is_greedy:
-                seed = int(torch.randint(2**63 - 1, (), generator=self._seeds))
-        end_token_ids = set(params.stop_token_ids or ())
-        if not params.ignore_eos:
-            end_token_ids |= self._eos_token_ids
-        bad_words: tuple[tuple[int, ...], ...] = ()
-        if params.bad_words and self._tokenizer is not None:
-            bad_words = encode_bad_words(params.bad_words, self._tokenizer, self.vocab_size)
-        return SamplingRow(
-            params,
-            request.all_token_ids,
-            request.num_prompt_tokens,
-            seed=seed,
-            end_token_ids=sorted(end_token_ids),
-            bad_words=bad_words,
-        )
+        stats.num_preemptions += len(output.preempted)
+        for request in output.admitted:
+            if request.num_preemptions == 0 and request.index == 0:
+                stats.num_prompt_tokens += request.num_prompt_tokens
+                stats.num_cached_prompt_tokens += request.num_cached_tokens
+        num_used_blocks = self.cache_engine.num_blocks - 1
+        num_used_blocks -= self.kv_cache_manager.block_pool.get_num_free_blocks()
+        if num_used_blocks >= stats.peak_num_used_blocks:
+            stats.peak_num_used_blocks = num_used_blocks
+            stats.peak_fragmentation = self._batch.fragmentation(output.rows, num_used_blocks)
 
     def _describe_limit(self) -> str:
-        slots = self.kv_cache_manager.num_token_slots
-        if slots == self.max_model_len:
-            num_blocks = slots // self.config.block_size
+        num_blocks = self.cache_engine.num_blocks - 1
+        if self.max_model_len == num_blocks * self.config.block_size:
             return f"the KV cache has {num_blocks} blocks of {self.config.block_size} tokens"
         return f"the model's length is {self.max_model_len} tokens"
-
-
-def _choose_num_blocks(loaded: LoadedModel, config: EngineConfig, dtype: torch.dtype) -> int:
-    if config.num_blocks is not None:
-        return config.num_blocks
-    max_model_len = config.max_model_len or loaded.config.max_position_embeddings
-    return default_num_blocks(
-        bytes_per_block(loaded.config, config.block_size, dtype),
-        blocks_per_sequence=-(-max_model_len // config.block_size),
-    )
-
-
-def _choose_max_model_len(config: EngineConfig, model_limit: int, num_blocks: int) -> int:
-    """A request of this length always fits into the pool alone: no request can block forever."""
-    pool_limit = (num_blocks - 1) * config.block_size
-    if config.max_model_len is None:
-        return min(model_limit, pool_limit)
-    if config.max_model_len > model_limit:
-        msg = f"max_model_len must be at most the model's {model_limit}, got {config.max_model_len}"
-        raise ValueError(msg)
-    if config.max_model_len > pool_limit:
-        msg = (
-            f"max_model_len must be at most the {pool_limit} tokens that {num_blocks - 1} usable "
-            f"blocks hold, got {config.max_model_len}: use more blocks (num_blocks)"
-        )
-        raise ValueError(msg)
-    return config.max_model_len

@@ -3,16 +3,36 @@
 
 from __future__ import annotations
 
+import math
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-if TYPE_CHECKING:
-    from paged_kv.models import ModelConfig
+from paged_kv._core import (
+    UniformTypeKVCacheSpecs,
+    estimate_max_model_len,
+    get_kv_cache_configs,
+    get_kv_cache_groups,
+)
 
-__all__ = ["available_memory_bytes", "bytes_per_block", "default_num_blocks"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from paged_kv._core import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec
+
+__all__ = [
+    "KVCachePlan",
+    "available_memory_bytes",
+    "bytes_per_block",
+    "default_num_blocks",
+    "plan_kv_cache",
+]
+
+# One of the prompt and one of the output.
+_MIN_REQUEST_TOKENS = 2
 
 _HOST_FRACTION = 0.1
 _HOST_LIMIT_BYTES = 2 * 2**30
@@ -31,19 +51,127 @@ _CGROUP_FILES = (
 )
 
 
-def bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes that one block takes in the key and value caches of all layers together.
+@dataclass(frozen=True, slots=True)
+class KVCachePlan:
+    """How large the cache of an engine is.
 
-    The only place of the engine where this size is computed: the limit, the report and the
-    allocation (:class:`~paged_kv.engine.cache_engine.CacheEngine`) use it.
+    Attributes:
+        kv_cache_config: Groups of layers, number of blocks, where the layers lie.
+        max_model_len: Most tokens of a request; one of this length fits into the pool alone.
+        block_bytes: Bytes of a block in all layers that it holds.
+    """
+
+    kv_cache_config: KVCacheConfig
+    max_model_len: int
+    block_bytes: int
+
+    @property
+    def scheduler_block_size(self) -> int:
+        """Tokens after which the blocks of all groups end together."""
+        return math.lcm(*self._block_sizes)
+
+    @property
+    def hash_block_size(self) -> int:
+        """Tokens per block hash: every group's blocks are whole numbers of it."""
+        return math.gcd(*self._block_sizes)
+
+    @property
+    def _block_sizes(self) -> list[int]:
+        return [g.kv_cache_spec.block_size for g in self.kv_cache_config.kv_cache_groups]
+
+
+def plan_kv_cache(
+    specs: Mapping[str, KVCacheSpec],
+    *,
+    num_blocks: int | None,
+    num_bytes: int | None = None,
+    max_model_len: int | None,
+    model_limit: int,
+    max_num_batched_tokens: int,
+    device: torch.device | str = "cpu",
+) -> KVCachePlan:
+    """Choose the number of blocks and the longest request.
 
     Args:
-        config: The model's shape; counts key/value heads, not query heads.
-        block_size: Tokens per block.
-        dtype: Element type of the cache.
+        specs: The spec of each layer, by name, in order.
+        num_blocks: Blocks, the null block included; None: what fits into ``num_bytes``.
+        num_bytes: Bytes for the cache; None: :func:`default_num_blocks` of what is free.
+        max_model_len: Most tokens of a request; None: as many as model and pool allow.
+        model_limit: The model's own limit in tokens.
+        max_num_batched_tokens: Most tokens of a step: a window keeps them besides itself.
+        device: Where the cache will be.
+
+    Raises:
+        ValueError: ``max_model_len`` is more than the model or the pool allows, or a pool in which
+            not even one token fits.
     """
-    elements_per_token = 2 * config.num_layers * config.num_kv_heads * config.head_size
-    return elements_per_token * block_size * dtype.itemsize
+    if max_model_len is not None and max_model_len > model_limit:
+        msg = f"max_model_len must be at most the model's {model_limit}, got {max_model_len}"
+        raise ValueError(msg)
+    groups = get_kv_cache_groups(dict(specs))
+    block_bytes = bytes_per_block(groups)
+    wanted_len = max_model_len or model_limit
+    if num_blocks is None and num_bytes is not None:
+        num_blocks = max(num_bytes // block_bytes, 2)
+    if num_blocks is None:
+        needed = _blocks_of_one_request(groups, wanted_len, max_num_batched_tokens)
+        num_blocks = default_num_blocks(block_bytes, needed, device)
+    pool_limit = estimate_max_model_len(
+        groups,
+        max_model_len=model_limit,
+        max_in_flight_tokens=max_num_batched_tokens,
+        available_memory=(num_blocks - 1) * block_bytes,  # one is the null block
+    )
+    _check_pool_limit(pool_limit, max_model_len, num_blocks)
+    max_model_len = pool_limit if max_model_len is None else max_model_len
+    (config,) = get_kv_cache_configs(
+        [dict(specs)],
+        [num_blocks * block_bytes],
+        max_model_len=max_model_len,
+        max_in_flight_tokens=max_num_batched_tokens,
+        num_gpu_blocks_override=num_blocks,
+    )
+    return KVCachePlan(config, max_model_len, block_bytes)
+
+
+def bytes_per_block(kv_cache_groups: Sequence[KVCacheGroupSpec]) -> int:
+    """Bytes that one block takes in all layers that it holds.
+
+    Groups take turns at the same memory, so it is what the largest of them needs.
+    """
+    return max(map(_group_block_bytes, kv_cache_groups))
+
+
+def _group_block_bytes(group: KVCacheGroupSpec) -> int:
+    spec = group.kv_cache_spec
+    if isinstance(spec, UniformTypeKVCacheSpecs):  # has the bytes of all its layers
+        return spec.page_size_bytes
+    return spec.page_size_bytes * len(group.layer_names)
+
+
+def _blocks_of_one_request(
+    groups: Sequence[KVCacheGroupSpec], num_tokens: int, max_in_flight_tokens: int
+) -> int:
+    specs = [group.kv_cache_spec for group in groups]
+    return sum(
+        -(-spec.max_memory_usage_bytes(num_tokens, max_in_flight_tokens) // spec.page_size_bytes)
+        for spec in specs
+    )
+
+
+def _check_pool_limit(pool_limit: int, max_model_len: int | None, num_blocks: int) -> None:
+    if pool_limit < _MIN_REQUEST_TOKENS:
+        msg = (
+            f"{num_blocks} KV blocks hold no request of {_MIN_REQUEST_TOKENS} tokens: use more "
+            "blocks (num_blocks)"
+        )
+        raise ValueError(msg)
+    if max_model_len is not None and max_model_len > pool_limit:
+        msg = (
+            f"max_model_len must be at most the {pool_limit} tokens that {num_blocks - 1} usable "
+            f"blocks hold, got {max_model_len}: use more blocks (num_blocks)"
+        )
+        raise ValueError(msg)
 
 
 def default_num_blocks(

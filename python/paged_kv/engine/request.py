@@ -1,78 +1,67 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request on its way through the engine: its tokens and how far it has come."""
+"""A sequence on its way through the engine: its tokens, how far it has come, how it ends."""
 
 from __future__ import annotations
 
-import enum
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
-from paged_kv._core import BlockHashList
+import paged_kv.request
+from paged_kv.request import RequestStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
+
+    import numpy as np
+    import numpy.typing as npt
 
     from paged_kv.engine.sampling_params import SamplingParams
+    from paged_kv.hashing import RequestBlockHasher
 
-__all__ = ["BlockHasher", "Request", "RequestStatus"]
+__all__ = ["Request", "RequestStatus", "finish_reason"]
 
-BlockHasher: TypeAlias = "Callable[[Request], BlockHashList]"
-"""Returns the hashes of the request's full blocks that are not in ``block_hashes`` yet."""
-
-
-class RequestStatus(enum.IntEnum):
-    """Where a request stands; everything after ``PREEMPTED`` is finished.
-
-    Source:
-        vLLM 0.32 ``v1/request.py::RequestStatus``.
-    """
-
-    WAITING = enum.auto()
-    RUNNING = enum.auto()
-    PREEMPTED = enum.auto()
-    FINISHED_STOPPED = enum.auto()
-    FINISHED_LENGTH_CAPPED = enum.auto()
-    FINISHED_ABORTED = enum.auto()
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the request will not run again."""
-        return self > RequestStatus.PREEMPTED
-
-    @property
-    def finish_reason(self) -> str | None:
-        """``"stop"``, ``"length"``, ``"abort"``, or ``None`` if not finished."""
-        return _FINISH_REASONS.get(self)
-
+NO_ROW = -1
 
 _FINISH_REASONS = {
     RequestStatus.FINISHED_STOPPED: "stop",
     RequestStatus.FINISHED_LENGTH_CAPPED: "length",
     RequestStatus.FINISHED_ABORTED: "abort",
+    RequestStatus.FINISHED_ERROR: "error",
 }
 
 
-class Request:
-    """Tokens, progress and sampling state of one request.
+def finish_reason(status: RequestStatus) -> str | None:
+    """``"stop"``, ``"length"``, ``"abort"``, ``"error"``, or None if not finished."""
+    return _FINISH_REASONS.get(status)
 
-    Attributes:
+
+class Request(paged_kv.request.Request):
+    """One sequence: `paged_kv.Request` with what the engine has to know about its end.
+
+    A prompt of which several completions are wanted is as many requests: the first computes the
+    prompt, the others are forked from it (`Scheduler.add_request`).
+
+    Args:
         request_id: Unique among the requests of an engine.
-        prompt: The prompt's text or ``None``.
+        prompt_token_ids: The prompt, at least one token.
         sampling_params: How to sample and when to stop.
         max_num_tokens: Prompt and output together never exceed this.
-        num_prompt_tokens: Tokens of the prompt.
-        all_token_ids: Prompt and output tokens. Append through :meth:`append_output_token_ids`.
-        block_hashes: Hash of each full block of ``all_token_ids``.
-        num_computed_tokens: Tokens whose keys and values are in the cache, hits included.
-        num_cached_tokens: Tokens that the prefix cache gave when the request was first admitted,
-            -1 before that.
-        num_preemptions: Times it lost its blocks, to be computed again.
-        skip_reading_prefix_cache: Never reuse cached blocks; own blocks are still cached.
-        status: Where the request stands.
+        eos_token_ids: Ids that end it, unless it ignores them.
+        prompt: The prompt's text or None.
+        index: Which of the completions of its prompt this is.
+        priority: Lower is served sooner, under the policy ``"priority"``.
+        arrival_time: Seconds; None: now.
+        block_hasher: None: its blocks cannot be cached.
+
+    Attributes:
+        row: Its row in the `InputBatch` while it runs, else -1.
+        num_cached_tokens: Tokens that the prefix cache gave when it was first admitted, -1 before.
         stop_reason: Stop string or stop token id that ended it.
 
     Source:
         vLLM 0.32 ``v1/request.py::Request``.
     """
+
+    sampling_params: SamplingParams
 
     def __init__(
         self,
@@ -81,51 +70,47 @@ class Request:
         sampling_params: SamplingParams,
         *,
         max_num_tokens: int,
+        eos_token_ids: frozenset[int] = frozenset(),
         prompt: str | None = None,
-        block_hasher: BlockHasher | None = None,
-        skip_reading_prefix_cache: bool = False,
+        index: int = 0,
+        priority: int = 0,
+        arrival_time: float | None = None,
+        block_hasher: RequestBlockHasher | None = None,
     ) -> None:
-        self.request_id = request_id
+        super().__init__(
+            request_id,
+            prompt_token_ids,
+            sampling_params,
+            priority=priority,
+            arrival_time=arrival_time,
+            block_hasher=block_hasher,  # type: ignore[arg-type]
+        )
         self.prompt = prompt
-        self.sampling_params = sampling_params
+        self.index = index
         self.max_num_tokens = max_num_tokens
-        self.num_prompt_tokens = len(prompt_token_ids)
-        self.all_token_ids = list(prompt_token_ids)
-        self.num_computed_tokens = 0
+        self.eos_token_ids = frozenset() if sampling_params.ignore_eos else eos_token_ids
+        self.end_token_ids = self.eos_token_ids | frozenset(sampling_params.stop_token_ids or ())
+        self.row = NO_ROW
         self.num_cached_tokens = -1
-        self.num_preemptions = 0
-        self.skip_reading_prefix_cache = skip_reading_prefix_cache
-        self.status = RequestStatus.WAITING
         self.stop_reason: int | str | None = None
-        self.block_hashes = BlockHashList()
-        self._block_hasher = block_hasher
-        self._hash_new_blocks()
 
     @property
-    def num_tokens(self) -> int:
-        """Prompt and output tokens."""
-        return len(self.all_token_ids)
-
-    @property
-    def num_output_tokens(self) -> int:
-        """Tokens generated so far."""
-        return len(self.all_token_ids) - self.num_prompt_tokens
-
-    @property
-    def prompt_token_ids(self) -> list[int]:
-        """A copy of the prompt's ids."""
+    def prompt_token_ids(self) -> npt.NDArray[np.int32]:
+        """The prompt's ids."""
         return self.all_token_ids[: self.num_prompt_tokens]
 
-    @property
-    def output_token_ids(self) -> list[int]:
-        """A copy of the generated ids."""
-        return self.all_token_ids[self.num_prompt_tokens :]
+    def preempt(self) -> None:
+        """Start again: nothing of it is computed, in as far as it is known here."""
+        self.num_computed_tokens = 0
+        self.num_preemptions += 1
+        self.spec_token_ids = []
+        self.status = RequestStatus.PREEMPTED
 
-    def append_output_token_ids(self, token_id: int) -> None:
-        """Add a generated token and hash the block that it fills, if it fills one."""
-        self.all_token_ids.append(token_id)
-        self._hash_new_blocks()
-
-    def _hash_new_blocks(self) -> None:
-        if self._block_hasher is not None:
-            self.block_hashes.extend(self._block_hasher(self))
+    def finish_by(self, token_id: int) -> None:
+        """Set `status` and `stop_reason`, after its last token ended it."""
+        if token_id not in self.end_token_ids:
+            self.status = RequestStatus.FINISHED_LENGTH_CAPPED
+            return
+        self.status = RequestStatus.FINISHED_STOPPED
+        if token_id not in self.eos_token_ids:
+            self.stop_reason = token_id

@@ -70,7 +70,7 @@ class SamplingRow:
     def __init__(
         self,
         params: SamplingParams,
-        token_ids: Sequence[int],
+        token_ids: list[int],
         num_prompt_tokens: int,
         *,
         seed: int = 0,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 __all__ = ["BlockMap", "EngineStats", "RequestBlocks"]
@@ -48,12 +49,13 @@ class RequestBlocks:
 
     Attributes:
         request_id: Whose it is.
-        block_ids: Blocks in the order of its tokens.
-        num_tokens: Tokens stored in them.
+        block_ids: For each KV cache group its blocks in the order of its tokens; 0 where it holds
+            none any more.
+        num_tokens: Tokens that have been stored in them.
     """
 
     request_id: str
-    block_ids: tuple[int, ...]
+    block_ids: tuple[tuple[int, ...], ...]
     num_tokens: int
 
 
@@ -77,6 +79,7 @@ class BlockMap:
         """The requests that hold each block; blocks that nobody holds are left out."""
         owners: dict[int, list[str]] = {}
         for request in self.requests:
-            for block_id in request.block_ids:
-                owners.setdefault(block_id, []).append(request.request_id)
+            for block_id in itertools.chain(*request.block_ids):
+                if block_id != 0:
+                    owners.setdefault(block_id, []).append(request.request_id)
         return owners
