@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import paged_kv.ops  # noqa: F401  (registers torch.ops.paged_kv)
-from paged_kv.models.layers import Linear, RMSNorm, apply_rotary
+from paged_kv.models.layers import RMSNorm, apply_rotary
+from paged_kv.models.linear import Linear
 
 if TYPE_CHECKING:
     from paged_kv.kv_cache import KVCache

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from torch import nn
-from torch.nn import functional
+
+from paged_kv.models.linear import Linear
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paged_kv.models.config import RopeScaling
 
-__all__ = ["GatedMLP", "HasBuffers", "Linear", "RMSNorm", "RotaryEmbedding", "apply_rotary"]
+__all__ = ["GatedMLP", "HasBuffers", "RMSNorm", "RotaryEmbedding", "apply_rotary"]
 
 
 def _empty_parameter(*shape: int) -> nn.Parameter:
@@ -29,25 +30,6 @@ class HasBuffers(Protocol):
 
     def reset_buffers(self) -> None:
         """Compute them."""
-
-
-class Linear(nn.Module):
-    """``y = x @ weight.T + bias``, without the random initialisation of ``torch.nn.Linear``.
-
-    Args:
-        in_features: last dimension of the input.
-        out_features: last dimension of the output.
-        bias: add a bias.
-    """
-
-    def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
-        super().__init__()
-        self.weight = _empty_parameter(out_features, in_features)
-        self.bias = _empty_parameter(out_features) if bias else None
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map ``[..., in_features]`` to ``[..., out_features]``."""
-        return functional.linear(x, self.weight, self.bias)
 
 
 class RMSNorm(nn.Module):

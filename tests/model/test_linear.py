@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packed weights and the batch-invariant mode: the same numbers, and in the mode the same bits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from model._paged_runner import PagedRunner
+from model._tiny_models import hf_logits, make_tiny, random_ids
+from torch.nn import functional
+
+from paged_kv.models import load_model
+from paged_kv.models.linear import TILE_ROWS, Linear, PackedLinear, in_fixed_tiles
+
+
+def _linear(in_features: int, out_features: int, *, bias: bool, dtype=torch.float32) -> Linear:
+    torch.manual_seed(0)
+    linear = Linear(in_features, out_features, bias=bias)
+    for parameter in linear.parameters():
+        parameter.data = torch.randn(parameter.shape).to(dtype)
+    return linear
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("in_features", "out_features"), [(64, 96), (33, 7), (1, 1)])
+def test_packed_product(in_features, out_features, bias):
+    linear = _linear(in_features, out_features, bias=bias)
+    weight, bias_values = linear.weight, linear.bias
+    linear.pack()
+    assert linear.weight is None
+    for rows in (0, 1, 5, 16, 17, 100):
+        x = torch.randn(rows, in_features)
+        expected = functional.linear(x, weight, bias_values)
+        torch.testing.assert_close(linear(x), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_rounded_once(dtype, monkeypatch):
+    """As on a CPU without units for 16 bits: sums in float32, inputs and outputs in 16 bits."""
+    monkeypatch.setattr("paged_kv.models.linear._has_units_for", lambda _: False)
+    linear = _linear(64, 96, bias=True, dtype=dtype)
+    weight, bias = linear.weight, linear.bias
+    linear.pack()
+    x = torch.randn(5, 64).to(dtype)
+    got = linear(x)
+    assert got.dtype == dtype
+    expected = functional.linear(x.double(), weight.double(), bias.double())
+    torch.testing.assert_close(got.double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-4)
+
+
+def test_where_packing_does_not_pay_the_weight_stays(monkeypatch):
+    monkeypatch.setattr("paged_kv.models.linear._has_units_for", lambda _: True)
+    linear = _linear(64, 96, bias=False, dtype=torch.bfloat16)
+    weight, x = linear.weight, torch.randn(5, 64).bfloat16()
+    linear.pack()
+    assert linear.weight is weight
+    assert torch.equal(linear(x), functional.linear(x, weight))
+    assert not PackedLinear.is_supported(torch.empty(2, 2, device="meta"))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 15, 16, 17, 48, 50])
+def test_tiles(rows):
+    """Every product has `TILE_ROWS` rows, and the rows come back in order without the padding."""
+    shapes, x = [], torch.randn(rows, 8)
+
+    def double(tile):
+        shapes.append(tile.shape[0])
+        return 2 * tile
+
+    assert torch.equal(in_fixed_tiles(double, x), 2 * x)
+    assert shapes == [TILE_ROWS] * -(-rows // TILE_ROWS) if rows else [0]
+
+
+@pytest.mark.parametrize("variant", ["llama_biases", "llama_tied", "qwen3", "gemma3"])
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_prepared_model(variant, batch_invariant, tmp_path):
+    """Transformers' logits; no weight of a product is kept beside its packed form."""
+    hf_model = make_tiny(variant)
+    hf_model.save_pretrained(tmp_path)
+    model = load_model(tmp_path).model
+    model.prepare_for_cpu()
+    model.set_batch_invariant(batch_invariant)
+    matrices = [name for name, parameter in model.named_parameters() if parameter.dim() == 2]
+    assert matrices == ["embed_tokens"]
+    ids = random_ids(30)
+    runner = PagedRunner(model, num_seqs=1, max_len=30)
+    logits = torch.cat(
+        [runner.step({0: ids[:20]})[0], *(runner.step({0: [i]})[0] for i in ids[20:])]
+    )
+    torch.testing.assert_close(logits, hf_logits(hf_model, ids), rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def wide_folder(tmp_path_factory):
+    """As wide as SmolLM2, so that libraries do sum in another order for another number of rows."""
+    folder = tmp_path_factory.mktemp("wide")
+    config = transformers.LlamaConfig(
+        vocab_size=160,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=2,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(0)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_batch_invariant_mode_gives_identical_bits(wide_folder, packed):
+    """Alone or with others, in one go, in chunks or token by token."""
+    model = load_model(wide_folder).model
+    if packed:
+        model.prepare_for_cpu()
+    model.set_batch_invariant(True)
+    ids, other = random_ids(70), random_ids(90, seed=1)
+    (whole,) = PagedRunner(model, num_seqs=1, max_len=70).step({0: ids}).values()
+
+    runner = PagedRunner(model, num_seqs=1, max_len=70, seed=1)
+    chunks = [runner.step({0: ids[:33]}), runner.step({0: ids[33:62]})]
+    chunks += [runner.step({0: [token]}) for token in ids[62:]]
+    assert torch.equal(torch.cat([chunk[0] for chunk in chunks]), whole)
+
+    runner = PagedRunner(model, num_seqs=2, max_len=90, seed=2)
+    steps = [runner.step({1: other[:3], 0: ids[:50]}), runner.step({1: other[3:], 0: ids[50:69]})]
+    steps.append(runner.step({0: ids[69:], 1: [5]}))
+    assert torch.equal(torch.cat([step[0] for step in steps]), whole)
+
+
+def test_the_mode_can_be_left(wide_folder):
+    model = load_model(wide_folder).model
+    ids = random_ids(20)
+    before = PagedRunner(model, num_seqs=1, max_len=20).step({0: ids})[0]
+    model.set_batch_invariant(True)
+    model.set_batch_invariant(False)
+    assert torch.equal(PagedRunner(model, num_seqs=1, max_len=20).step({0: ids})[0], before)
