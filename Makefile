@@ -145,11 +145,13 @@ $(DONE)/cpp-tsan: $(DONE)/googletest $(CPP_TEST_SOURCES)
 	$(CMAKE) --build build/cpp-tsan --parallel $(JOBS) --target paged_kv_cuda_test paged_kv_cpu_test
 	touch $@
 
-# _ops with its CUDA kernels, in one build for both architectures that the static gates look at.
+# _ops with its CUDA kernels, in one build for both architectures that the static gates look at. They
+# read what nvcc makes of the kernels; code of the host is not optimised.
 $(DONE)/cuda: $(DONE)/build-tools $(NATIVE_SOURCES)
 	$(call say,CUDA kernels with $(NVCC))
 	PATH="$(abspath $(BIN)):$$PATH" $(CMAKE) -S . -B build/cuda -G Ninja -DPAGED_KV_CUDA=ON \
 	  -DCMAKE_CUDA_COMPILER=$(NVCC) '-DCMAKE_CUDA_ARCHITECTURES=80-real;90-real' \
+  -DCMAKE_CXX_FLAGS_RELEASE=-O0 \
 	  -DPython_EXECUTABLE=$(abspath $(BIN))/python \
 	  -Dpybind11_DIR=$$($(BIN)/python -m pybind11 --cmakedir) > /dev/null
 	$(CMAKE) --build build/cuda --parallel $(JOBS) --target _ops

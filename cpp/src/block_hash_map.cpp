@@ -2,6 +2,7 @@
 #include "paged_kv/block_hash_map.h"
 
 #include "paged_kv/check.h"
+#include "paged_kv/make_room.h"
 #include "paged_kv/math.h"
 
 #include <cstring>
@@ -31,7 +32,7 @@ std::uint32_t hash_of(const BlockHashWithGroupId& key, BlockId block) noexcept {
 }  // namespace
 
 void BlockHashToBlockMap::reserve(std::size_t num_entries) {
-  entries_.reserve(num_entries);
+  make_room(entries_, num_entries);
   first_by_key_.reserve(num_entries);
   entry_by_key_and_block_.reserve(num_entries);
 }

@@ -96,8 +96,6 @@ void BlockPool::free_blocks(std::span<const BlockId> ordered_blocks) {
   check_ids(ordered_blocks);
   to_front_.clear();
   to_back_.clear();
-  to_front_.reserve(ordered_blocks.size());
-  to_back_.reserve(ordered_blocks.size());
   for (std::size_t i = 0; i < ordered_blocks.size(); ++i) {
     KVCacheBlock& block = at(ordered_blocks[i]);
     if (block.is_null) continue;
@@ -174,7 +172,6 @@ void BlockPool::cache_full_blocks(std::span<const BlockHash> block_hashes,
 
   std::vector<BlockId>& newly_cached = to_back_;
   newly_cached.clear();
-  newly_cached.reserve(num_new_blocks);
   for (std::size_t i = 0; i < num_new_blocks; ++i) {
     if (is_skipped(i)) continue;
     KVCacheBlock& block = at(new_blocks[i]);
@@ -215,18 +212,29 @@ void BlockPool::check_content(const BlockHash& hash) const {
 }
 
 void BlockPool::insert_key(KVCacheBlock& block, const NewKey& key) {
-  if (!block.is_hashed()) {
+  if (block.is_hashed()) {
+    add_secondary_key(block, key.key);
+  } else {
     block.key = key.key;
     block.block_hash_num_tokens = key.num_tokens;
-  } else {
-    secondary_keys_[block.block_id].push_back(key.key);
-    block.has_secondary_keys = true;
   }
   cached_block_hash_to_block_.insert(key.key, block.block_id);
   if (key.key.hash.is_xxh3()) {
     prefix_contents_->retain(key.key.hash.content());
     ++num_held_contents_;
   }
+}
+
+// Keeps room in the index for a first key of every block, so that only this needs memory.
+void BlockPool::add_secondary_key(KVCacheBlock& block, const BlockHashWithGroupId& key) {
+  cached_block_hash_to_block_.reserve(blocks_.size() + num_secondary_keys_ + 1);
+  if (block.has_secondary_keys) {
+    secondary_keys_.at(block.block_id).push_back(key);
+  } else {
+    secondary_keys_.emplace(block.block_id, std::vector{key});
+  }
+  block.has_secondary_keys = true;
+  ++num_secondary_keys_;
 }
 
 void BlockPool::remove_from_index(const BlockHashWithGroupId& key, BlockId block) noexcept {
@@ -318,6 +326,7 @@ bool BlockPool::reset_prefix_cache() {
   release_contents();
   cached_block_hash_to_block_.clear();
   secondary_keys_.clear();
+  num_secondary_keys_ = 0;
   evicted_keys_.clear();
   for (KVCacheBlock& block : blocks_) block.reset_hash();
   if (metrics_collector_) metrics_collector_->reset();
@@ -332,17 +341,18 @@ void BlockPool::check_ids(std::span<const BlockId> blocks) const {
   }
 }
 
-void BlockPool::remove_from_cache(KVCacheBlock& block) {
+void BlockPool::remove_from_cache(KVCacheBlock& block) noexcept {
   if (!block.is_hashed()) return;
   remove_key(block, block.key);
   if (block.has_secondary_keys) {
     const auto keys = secondary_keys_.extract(block.block_id);
     for (const BlockHashWithGroupId& key : keys.mapped()) remove_key(block, key);
+    num_secondary_keys_ -= keys.mapped().size();
   }
   block.reset_hash();
 }
 
-void BlockPool::remove_key(const KVCacheBlock& block, const BlockHashWithGroupId& key) {
+void BlockPool::remove_key(const KVCacheBlock& block, const BlockHashWithGroupId& key) noexcept {
   remove_from_index(key, block.block_id);
   evicted_keys_.push(key);
   if (kv_events_) kv_events_->push(BlockRemoved{key.hash, key.group_id});

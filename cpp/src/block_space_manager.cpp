@@ -2,6 +2,7 @@
 #include "paged_kv/block_space_manager.h"
 
 #include "paged_kv/check.h"
+#include "paged_kv/make_room.h"
 
 #include <algorithm>
 #include <limits>
@@ -39,12 +40,6 @@ void check_distinct(std::span<const SeqId> seq_ids) {
 void check_num_new_tokens(std::int64_t num_new_tokens) {
   PAGED_KV_CHECK(num_new_tokens >= 0 && num_new_tokens <= kMaxInt32,
                  "num_new_tokens must be in [0, ", kMaxInt32, "], got ", num_new_tokens);
-}
-
-// So that adding so many blocks does not allocate. Grows as push_back() would, not block by block.
-void make_room(std::vector<BlockId>& blocks, std::int64_t num_added) {
-  const std::size_t size = blocks.size() + static_cast<std::size_t>(num_added);
-  if (size > blocks.capacity()) blocks.reserve(std::max(size, 2 * blocks.capacity()));
 }
 
 const char* name_of(BlockDevice device) {
@@ -113,7 +108,8 @@ std::vector<BlockCopy> BlockSpaceManager::append_slots(std::span<const SeqId> se
   copies.reserve(seq_ids.size());
   for (const SeqId seq_id : seq_ids) {
     Sequence& sequence = sequences_.at(seq_id);
-    make_room(sequence.blocks, num_added_blocks(sequence, num_new_tokens));
+    make_room(sequence.blocks, sequence.blocks.size() + static_cast<std::size_t>(num_added_blocks(
+                                                            sequence, num_new_tokens)));
   }
   const std::vector<BlockId> new_blocks = gpu_pool_.get_new_blocks(num_new_blocks);
 

@@ -53,16 +53,12 @@ void FreeKVCacheBlockQueue::remove(BlockId block) {
 
 void FreeKVCacheBlockQueue::append_n(std::span<const BlockId> blocks) {
   mark_as_free(blocks);
-  for (const BlockId block : blocks) link_after(back_, block);
+  link_between(back_, blocks, kNoBlock);
 }
 
 void FreeKVCacheBlockQueue::prepend_n(std::span<const BlockId> blocks) {
   mark_as_free(blocks);
-  BlockId previous = kNoBlock;
-  for (const BlockId block : blocks) {
-    link_after(previous, block);
-    previous = block;
-  }
+  link_between(kNoBlock, blocks, front_);
 }
 
 std::vector<BlockId> FreeKVCacheBlockQueue::get_all_free_blocks() const {
@@ -89,14 +85,18 @@ void FreeKVCacheBlockQueue::mark_as_free(std::span<const BlockId> blocks) {
   }
 }
 
-// After `previous`, or at the front if that is no block. The block is marked already.
-void FreeKVCacheBlockQueue::link_after(BlockId previous, BlockId block) noexcept {
-  const BlockId next = previous.valid() ? at(previous).next_free_block : front_;
-  at(block).prev_free_block = previous;
-  at(block).next_free_block = next;
-  (previous.valid() ? at(previous).next_free_block : front_) = block;
-  (next.valid() ? at(next).prev_free_block : back_) = block;
-  ++num_free_blocks_;
+// Between two neighbours, either of which may be none: an end of the queue. The blocks are marked
+// already. Each is written once, and none is read.
+void FreeKVCacheBlockQueue::link_between(BlockId previous, std::span<const BlockId> blocks,
+                                         BlockId next) noexcept {
+  if (blocks.empty()) return;
+  (previous.valid() ? at(previous).next_free_block : front_) = blocks.front();
+  (next.valid() ? at(next).prev_free_block : back_) = blocks.back();
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    at(blocks[i]).prev_free_block = i == 0 ? previous : blocks[i - 1];
+    at(blocks[i]).next_free_block = i + 1 == blocks.size() ? next : blocks[i + 1];
+  }
+  num_free_blocks_ += static_cast<std::int32_t>(blocks.size());
 }
 
 void FreeKVCacheBlockQueue::unlink(BlockId block) noexcept {

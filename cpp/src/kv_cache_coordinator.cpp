@@ -140,6 +140,15 @@ std::int64_t KVCacheCoordinator::get_num_blocks_to_allocate(
   return num_blocks;
 }
 
+void KVCacheCoordinator::reserve(SlotDemand demand, const KVCacheBlocks* new_computed_blocks) {
+  for (std::size_t group = 0; group < managers_.size(); ++group) {
+    if (new_computed_blocks != nullptr) {
+      demand.new_computed_blocks = new_computed_blocks->block_ids[group];
+    }
+    managers_[group]->reserve(demand);
+  }
+}
+
 void KVCacheCoordinator::allocate_new_computed_blocks(RequestIdx request_idx,
                                                       const KVCacheBlocks* new_computed_blocks,
                                                       std::int64_t num_local_computed_tokens,
@@ -195,6 +204,9 @@ void KVCacheCoordinator::free(RequestIdx request_idx) {
 }
 
 void KVCacheCoordinator::pop_blocks_for_free(RequestIdx request_idx, std::vector<BlockId>& blocks) {
+  std::size_t num_blocks = 0;
+  for (const auto& manager : managers_) num_blocks += manager->blocks(request_idx).size();
+  blocks.reserve(num_blocks);  // nothing may fail once a group has forgotten the request
   for (const auto& manager : managers_) manager->pop_blocks_for_free(request_idx, blocks);
 }
 

@@ -101,19 +101,35 @@ void KVCacheManager::report_reused_blocks(const Request& request, const KVCacheB
   for (std::size_t group = 0; group < blocks.block_ids.size(); ++group) {
     const std::int64_t num_blocks = std::ssize(blocks.block_ids[group]);
     if (num_blocks == 0) continue;
-    events->push(
-        make_block_stored_event(request,
-                                {.hash_block_size = options_.hash_block_size,
-                                 .block_size = coordinator_->manager(group).block_size(),
-                                 .start_block = 0,
-                                 .end_block = num_blocks,
-                                 .kv_cache_group_id = GroupId(static_cast<std::int32_t>(group))},
-                                {}));
+    events->push_made([&] {
+      return make_block_stored_event(
+          request,
+          {.hash_block_size = options_.hash_block_size,
+           .block_size = coordinator_->manager(group).block_size(),
+           .start_block = 0,
+           .end_block = num_blocks,
+           .kv_cache_group_id = GroupId(static_cast<std::int32_t>(group))},
+          {});
+    });
   }
 }
 
 AllocationPlan KVCacheManager::plan_allocate_slots(const Request& request,
-                                                   const AllocateSlotsArgs& args) const {
+                                                   const AllocateSlotsArgs& args) {
+  AllocationPlan plan = checked_plan(request, args);
+  const bool is_new = !plan.request_idx.valid();
+  if (is_new) plan.request_idx = request_table_.find_or_add(request);
+  try {
+    coordinator_->reserve(slot_demand(plan), plan.new_computed_blocks);
+  } catch (const std::bad_alloc&) {
+    if (is_new) request_table_.remove(plan.request_idx);
+    throw;
+  }
+  return plan;
+}
+
+AllocationPlan KVCacheManager::checked_plan(const Request& request,
+                                            const AllocateSlotsArgs& args) const {
   check_args(args);
   check_tokens(request.progress.num_computed_tokens, "num_computed_tokens");
   check_tokens(request.progress.num_in_flight_tokens, "num_in_flight_tokens");
@@ -139,6 +155,10 @@ AllocationPlan KVCacheManager::plan_allocate_slots(const Request& request,
       std::min(std::min(plan.total_computed_tokens, options_.max_model_len) + args.num_new_tokens,
                request.num_tokens());
   if (!args.delay_cache_blocks) check_can_be_cached(request, plan.num_tokens_to_cache);
+  plan.num_tokens_need_slot =
+      std::min(std::min(plan.total_computed_tokens, options_.max_model_len) + args.num_new_tokens +
+                   args.num_lookahead_tokens,
+               options_.max_model_len);
   return plan;
 }
 
@@ -188,6 +208,7 @@ bool KVCacheManager::try_allocate_slots(const Request& request, const AllocateSl
   const std::int64_t num_watermark_blocks =
       args.has_scheduled_reqs && is_admission ? watermark_blocks_ : 0;
   if (args.full_sequence_must_fit && !whole_request_fits(request, plan, num_watermark_blocks)) {
+    forget_without_blocks(plan.request_idx);
     return false;
   }
 
@@ -199,51 +220,77 @@ bool KVCacheManager::try_allocate_slots(const Request& request, const AllocateSl
       plan.request_idx,
       std::max(total_computed_tokens - request.progress.num_in_flight_tokens, std::int64_t{0}));
 
-  const std::int64_t num_tokens_need_slot =
-      std::min(total_computed_tokens + args.num_new_tokens + args.num_lookahead_tokens,
-               options_.max_model_len);
-  const std::int64_t num_blocks = coordinator_->get_num_blocks_to_allocate(
-      {.request_idx = plan.request_idx,
-       .num_tokens = num_tokens_need_slot,
-       .adopts_computed_tokens = plan.adopts_computed_tokens,
-       .new_computed_blocks = {},
-       .total_computed_tokens = plan.total_computed_tokens,
-       .apply_admission_cap = false},
-      plan.new_computed_blocks);
+  const std::int64_t num_blocks =
+      coordinator_->get_num_blocks_to_allocate(slot_demand(plan), plan.new_computed_blocks);
   const std::int64_t num_available =
       block_pool().get_num_free_blocks() - args.reserved_blocks - num_watermark_blocks;
-  if (num_blocks > num_available) return false;
+  if (num_blocks > num_available) {
+    forget_without_blocks(plan.request_idx);
+    return false;
+  }
 
-  const RequestIdx request_idx =
-      plan.request_idx.valid() ? plan.request_idx : request_table_.find_or_add(request);
   if (plan.adopts_computed_tokens) {
-    coordinator_->allocate_new_computed_blocks(request_idx, plan.new_computed_blocks,
+    coordinator_->allocate_new_computed_blocks(plan.request_idx, plan.new_computed_blocks,
                                                plan.num_local_computed_tokens,
                                                args.num_external_computed_tokens);
   }
   if (num_blocks > 0) {
-    coordinator_->allocate_new_blocks(request_idx, num_tokens_need_slot, num_new_blocks_);
+    coordinator_->allocate_new_blocks(plan.request_idx, plan.num_tokens_need_slot, num_new_blocks_);
   } else {
     std::ranges::fill(num_new_blocks_, 0);
   }
   if (!args.delay_cache_blocks) {
-    coordinator_->cache_blocks(request, request_idx, plan.num_tokens_to_cache);
+    coordinator_->cache_blocks(request, plan.request_idx, plan.num_tokens_to_cache);
   }
   return true;
 }
 
+SlotDemand KVCacheManager::slot_demand(const AllocationPlan& plan) noexcept {
+  return {.request_idx = plan.request_idx,
+          .num_tokens = plan.num_tokens_need_slot,
+          .adopts_computed_tokens = plan.adopts_computed_tokens,
+          .new_computed_blocks = {},
+          .total_computed_tokens = plan.total_computed_tokens,
+          .apply_admission_cap = false};
+}
+
+void KVCacheManager::forget_without_blocks(RequestIdx request_idx) noexcept {
+  if (!request_idx.valid() || coordinator_->holds_blocks(request_idx)) return;
+  if (!coordinator_->tracks_cached_blocks(request_idx)) request_table_.remove(request_idx);
+}
+
 std::optional<KVCacheBlocks> KVCacheManager::allocate_slots(const Request& request,
                                                             const AllocateSlotsArgs& args) {
-  if (!try_allocate_slots(request, args)) return std::nullopt;
-  const RequestIdx request_idx = request_table_.find(request);
+  const AllocationPlan plan = plan_allocate_slots(request, args);
   KVCacheBlocks new_blocks;
-  new_blocks.block_ids.resize(num_kv_cache_groups());
+  try {
+    new_blocks = room_for_new_blocks(plan);
+  } catch (const std::bad_alloc&) {
+    forget_without_blocks(plan.request_idx);
+    throw;
+  }
+  if (!try_allocate_slots(request, args, plan)) return std::nullopt;
   for (std::size_t group = 0; group < num_kv_cache_groups(); ++group) {
-    const auto held = coordinator_->manager(group).blocks(request_idx);
+    const auto held = coordinator_->manager(group).blocks(plan.request_idx);
     const auto taken = held.last(static_cast<std::size_t>(num_new_blocks_[group]));
     new_blocks.block_ids[group].assign(taken.begin(), taken.end());
   }
   return new_blocks;
+}
+
+// Empty lists that take what the plan may take without allocating.
+KVCacheBlocks KVCacheManager::room_for_new_blocks(const AllocationPlan& plan) const {
+  const std::int64_t max_num_blocks = coordinator_->block_pool().num_gpu_blocks();
+  KVCacheBlocks room;
+  room.block_ids.resize(num_kv_cache_groups());
+  for (std::size_t group = 0; group < num_kv_cache_groups(); ++group) {
+    const auto& manager = coordinator_->manager(group);
+    const std::int64_t num_blocks = ceil_div(plan.num_tokens_need_slot, manager.block_size()) -
+                                    std::ssize(manager.blocks(plan.request_idx));
+    room.block_ids[group].reserve(
+        static_cast<std::size_t>(std::clamp(num_blocks, std::int64_t{0}, max_num_blocks)));
+  }
+  return room;
 }
 
 void KVCacheManager::cache_blocks(const Request& request, std::int64_t num_computed_tokens) {

@@ -3,6 +3,7 @@
 
 #include "paged_kv/check.h"
 
+#include <new>
 #include <utility>
 
 namespace paged_kv {
@@ -21,22 +22,40 @@ KVCacheMetricsCollector::KVCacheMetricsCollector(double sample_rate, std::uint64
                  sample_rate);
 }
 
-void KVCacheMetricsCollector::on_block_allocated(BlockId block) {
+void KVCacheMetricsCollector::on_block_allocated(BlockId block) noexcept {
   if (!is_sampled()) return;
-  const Clock::time_point now = Clock::now();
-  lives_[block] = Life{now, now, {}};
+  watch(block, [&] {
+    const Clock::time_point now = Clock::now();
+    lives_[block] = Life{now, now, {}};
+  });
 }
 
-void KVCacheMetricsCollector::on_block_accessed(BlockId block) {
+void KVCacheMetricsCollector::on_block_accessed(BlockId block) noexcept {
   const auto it = lives_.find(block);
   if (it == lives_.end()) return;
-  Life& life = it->second;
-  life.last_access = Clock::now();
-  life.accesses.push_back(life.last_access);
-  if (life.accesses.size() > kMaxAccesses) life.accesses.pop_front();
+  watch(block, [&] {
+    Life& life = it->second;
+    life.last_access = Clock::now();
+    life.accesses.push_back(life.last_access);
+    if (life.accesses.size() > kMaxAccesses) life.accesses.pop_front();
+  });
 }
 
-void KVCacheMetricsCollector::on_block_evicted(BlockId block) {
+void KVCacheMetricsCollector::on_block_evicted(BlockId block) noexcept {
+  watch(block, [&] { end_life(block); });
+}
+
+// The sample does without a block whose life there is no memory to keep.
+template <class Note>
+void KVCacheMetricsCollector::watch(BlockId block, Note note) noexcept {
+  try {
+    note();
+  } catch (const std::bad_alloc&) {
+    lives_.erase(block);
+  }
+}
+
+void KVCacheMetricsCollector::end_life(BlockId block) {
   const auto it = lives_.find(block);
   if (it == lives_.end()) return;
   const Life& life = it->second;

@@ -89,6 +89,12 @@ void Request::append_output_token_ids(std::span<const std::int32_t> token_ids) {
   }
 }
 
+void Request::rewind(const RequestMark& mark) noexcept {
+  all_token_ids_.resize(mark.num_tokens);
+  block_hashes_.resize(mark.num_block_hashes);
+  num_tokens_to_hash_ = mark.num_tokens_to_hash;
+}
+
 void Request::update_block_hashes() {
   if (!hasher_ || num_tokens() < num_tokens_to_hash_) return;
   std::vector<BlockHash> new_hashes = hasher_(*this);

@@ -95,6 +95,7 @@ void RequestBatch::remove(std::int64_t row_idx) {
     block_tables_[group]->clear_row(row_idx);
     written(row_idx, group) = {};
   }
+  manager_.forget_without_blocks(*row.request);
   request_ids_.erase(row.request->request_id());
   row.request = nullptr;
 }
@@ -113,10 +114,20 @@ void RequestBatch::append_output_token_ids(std::span<const std::int32_t> rows,
   }
   PAGED_KV_CHECK(std::ssize(token_ids) == num_all_tokens, "token_ids: expected ", num_all_tokens,
                  ", got ", token_ids.size());
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    const std::size_t n = num_tokens.empty() ? 1 : to_size(num_tokens[i]);
-    request_of(rows[i]).append_output_token_ids(token_ids.first(n));
-    token_ids = token_ids.subspan(n);
+  marks_.clear();
+  marks_.reserve(rows.size());
+  try {
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      const std::size_t n = num_tokens.empty() ? 1 : to_size(num_tokens[i]);
+      Request& request = request_of(rows[i]);
+      const RequestMark mark = request.mark();
+      request.append_output_token_ids(token_ids.first(n));
+      marks_.push_back(mark);
+      token_ids = token_ids.subspan(n);
+    }
+  } catch (...) {
+    for (std::size_t i = 0; i < marks_.size(); ++i) request_of(rows[i]).rewind(marks_[i]);
+    throw;
   }
 }
 
@@ -144,9 +155,10 @@ void RequestBatch::allocate_slots(std::span<const std::int32_t> rows,
                                   const BatchAllocationArgs& args,
                                   std::vector<std::int32_t>& refused) {
   check_rows(rows);
+  // Whatever may throw comes before the first change.
   plan_allocation(rows, num_new_tokens, args);
-  refused.clear();
   refused.reserve(rows.size());
+  refused.clear();
   for (std::size_t i = 0; i < rows.size(); ++i) {
     Request& request = request_of(rows[i]);
     if (manager_.try_allocate_slots(request, args_of_request(num_new_tokens[i], args), plans_[i])) {

@@ -2,6 +2,7 @@
 #include "paged_kv/request_table.h"
 
 #include "paged_kv/check.h"
+#include "paged_kv/make_room.h"
 
 #include <atomic>
 
@@ -32,7 +33,7 @@ RequestIdx RequestTable::find_or_add(const Request& request) {
   RequestIdx request_idx = find(request);
   if (request_idx.valid()) return request_idx;
   if (unused_rows_.empty()) {
-    unused_rows_.reserve(rows_.size() + 1);  // so that remove() does not allocate
+    make_room(unused_rows_, rows_.size() + 1);  // so that remove() does not allocate
     rows_.emplace_back();
     unused_rows_.emplace_back(static_cast<std::int32_t>(rows_.size()) - 1);
   }
@@ -46,7 +47,7 @@ RequestIdx RequestTable::find_or_add(const Request& request) {
   return request_idx;
 }
 
-void RequestTable::remove(RequestIdx request_idx) {
+void RequestTable::remove(RequestIdx request_idx) noexcept {
   Row& row = rows_[request_idx.index()];
   idx_by_id_.erase(row.request_id);
   row.request_id.clear();

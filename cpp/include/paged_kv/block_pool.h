@@ -39,8 +39,9 @@ struct BlockPoolDump {
 // still findable until get_new_blocks() reuses the block. Block 0 is the null block: it stands in
 // tables where nothing is held, and takes no part in any of this; its ref_cnt stays 0.
 //
-// A call that throws changes nothing. Without caching (`enable_caching` false) no block ever has a
-// hash: cache_full_blocks() does nothing and every lookup misses.
+// A call that throws changes nothing, also if it is for want of memory. Without caching
+// (`enable_caching` false) no block ever has a hash: cache_full_blocks() does nothing and every
+// lookup misses.
 //
 // Invariants, checked by check_integrity():
 //   I1  blocks()[i].block_id == i, and block 0 alone is the null block;
@@ -53,7 +54,8 @@ struct BlockPoolDump {
 //       of a key that is_xxh3(), the pool holds the content;
 //   I7  the null block has ref_cnt 0 and no hash; without caching no block has one.
 //
-// Cost: O(1) per block for every method, unless said otherwise; nothing but results is allocated.
+// Cost: O(1) per block for every method, unless said otherwise. Nothing is allocated but results,
+// events, what a metrics collector notes, and what cache_partial_block() adds.
 // Thread rule: one owner thread.
 // Source: vLLM 0.32 v1/core/block_pool.py::BlockPool.
 class BlockPool {
@@ -183,15 +185,17 @@ class BlockPool {
   void check_content(const BlockHash& hash) const;
   void release_contents() noexcept;
   void insert_key(KVCacheBlock& block, const NewKey& key);
+  void add_secondary_key(KVCacheBlock& block, const BlockHashWithGroupId& key);
   void remove_from_index(const BlockHashWithGroupId& key, BlockId block) noexcept;
-  void remove_from_cache(KVCacheBlock& block);
-  void remove_key(const KVCacheBlock& block, const BlockHashWithGroupId& key);
+  void remove_from_cache(KVCacheBlock& block) noexcept;
+  void remove_key(const KVCacheBlock& block, const BlockHashWithGroupId& key) noexcept;
 
   HugePageVector<KVCacheBlock> blocks_;
   FreeKVCacheBlockQueue free_block_queue_;
   BlockHashToBlockMap cached_block_hash_to_block_;
   // Of the blocks with has_secondary_keys, in the order in which they came.
   std::unordered_map<BlockId, std::vector<BlockHashWithGroupId>> secondary_keys_;
+  std::size_t num_secondary_keys_ = 0;
   std::optional<KVEventQueue> kv_events_;
   std::shared_ptr<KVCacheMetricsCollector> metrics_collector_;
   std::shared_ptr<EvictionPolicy> eviction_policy_;
@@ -200,7 +204,7 @@ class BlockPool {
   std::int64_t num_held_contents_ = 0;  // keys in the index that are XXH3's
   bool enable_caching_;
   std::int32_t hash_block_size_;
-  // Have room for all blocks, so that free_blocks() does not allocate.
+  // Have room for all blocks, so that neither free_blocks() nor cache_full_blocks() allocates.
   std::vector<BlockId> to_front_;
   std::vector<BlockId> to_back_;
 };

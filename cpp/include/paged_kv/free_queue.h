@@ -57,7 +57,7 @@ class FreeKVCacheBlockQueue {
     return blocks_[block.index()];
   }
   void mark_as_free(std::span<const BlockId> blocks);
-  void link_after(BlockId previous, BlockId block) noexcept;
+  void link_between(BlockId previous, std::span<const BlockId> blocks, BlockId next) noexcept;
   void unlink(BlockId block) noexcept;
 
   std::span<KVCacheBlock> blocks_;

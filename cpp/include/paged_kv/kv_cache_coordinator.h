@@ -71,6 +71,8 @@ class KVCacheCoordinator {
   [[nodiscard]] std::int64_t get_num_blocks_to_allocate(
       SlotDemand demand, const KVCacheBlocks* new_computed_blocks) const;
 
+  // Takes the memory for what the demand would write down, so that the next two need none.
+  void reserve(SlotDemand demand, const KVCacheBlocks* new_computed_blocks);
   // Takes over the hit in all groups, then takes blocks for tokens from outside in all groups.
   void allocate_new_computed_blocks(RequestIdx request_idx,
                                     const KVCacheBlocks* new_computed_blocks,

@@ -60,12 +60,13 @@ struct AllocateSlotsArgs {
 
 // An allocation that has been checked, as far as it can be told before anything changes.
 struct AllocationPlan {
-  RequestIdx request_idx;  // invalid: the request has no blocks
+  RequestIdx request_idx;
   bool adopts_computed_tokens = false;
   const KVCacheBlocks* new_computed_blocks = nullptr;  // null: none, in any group
   std::int64_t num_local_computed_tokens = 0;
   std::int64_t total_computed_tokens = 0;
   std::int64_t num_tokens_to_cache = 0;
+  std::int64_t num_tokens_need_slot = 0;  // those with slots included
 };
 
 struct ComputedBlocks {
@@ -80,7 +81,10 @@ struct ComputedBlocks {
 //
 // A request is known by its id: two live requests with one id share their blocks. A call that
 // throws changes nothing, and neither does an allocation that is refused, except that blocks which
-// the request no longer needs are given back even so.
+// the request no longer needs are given back even so. That holds where memory is wanting, too: what
+// a call needs is taken before the first change. Only cache_blocks() goes group by group, and may
+// be called again. Events and metrics have rules of their own for that: kv_events.h, and
+// kv_cache_metrics.h.
 //
 // Invariants, checked by check_integrity():
 //   those of the pool (I1 .. I7), of the request table (RT1, RT2) and of the managers (G1 .. G3);
@@ -126,11 +130,13 @@ class KVCacheManager {
   [[nodiscard]] bool try_allocate_slots(const Request& request, const AllocateSlotsArgs& args) {
     return try_allocate_slots(request, args, plan_allocate_slots(request, args));
   }
-  // In two steps: the first throws what try_allocate_slots() would throw, and changes nothing; the
-  // second takes the plan of the same arguments, as long as nothing has happened to the request in
-  // between, and does not throw. O(groups) without a hit.
+  // In two steps: the first throws what try_allocate_slots() would throw, and changes nothing then;
+  // the second takes the plan of the same arguments, as long as nothing has happened to the request
+  // in between, and does not throw: the first has taken the memory that it needs. A request without
+  // blocks is known from the first on, until it is refused, freed or forgotten. O(groups) without a
+  // hit.
   [[nodiscard]] AllocationPlan plan_allocate_slots(const Request& request,
-                                                   const AllocateSlotsArgs& args) const;
+                                                   const AllocateSlotsArgs& args);
   [[nodiscard]] bool try_allocate_slots(const Request& request, const AllocateSlotsArgs& args,
                                         const AllocationPlan& plan);
   // Per group, of the last successful allocation.
@@ -160,7 +166,13 @@ class KVCacheManager {
   // Makes the full blocks of the first `num_computed_tokens` tokens findable.
   void cache_blocks(const Request& request, std::int64_t num_computed_tokens);
 
-  // Gives back a request's blocks, the last first. A request without blocks is left alone.
+  // Forgets a request that holds no blocks: a plan for it is not carried out.
+  void forget_without_blocks(const Request& request) noexcept {
+    forget_without_blocks(request_table_.find(request));
+  }
+
+  // Gives back a request's blocks, the last first. Needs no memory. A request without blocks is
+  // left alone.
   void free(const Request& request);
   // Forgets a request, whose blocks stay held: BlockPool::free_blocks() must follow, the last
   // first. Group after group.
@@ -208,11 +220,16 @@ class KVCacheManager {
   void check_integrity() const;
 
  private:
+  [[nodiscard]] AllocationPlan checked_plan(const Request& request,
+                                            const AllocateSlotsArgs& args) const;
   void check_adoption(const AllocationPlan& plan) const;
   void check_fork(const Request& parent, const Request& child) const;
   void check_can_be_cached(const Request& request, std::int64_t num_tokens) const;
   [[nodiscard]] bool whole_request_fits(const Request& request, const AllocationPlan& plan,
                                         std::int64_t num_watermark_blocks) const;
+  [[nodiscard]] static SlotDemand slot_demand(const AllocationPlan& plan) noexcept;
+  void forget_without_blocks(RequestIdx request_idx) noexcept;
+  [[nodiscard]] KVCacheBlocks room_for_new_blocks(const AllocationPlan& plan) const;
   void report_reused_blocks(const Request& request, const KVCacheBlocks& blocks);
 
   KVCacheConfig kv_cache_config_;

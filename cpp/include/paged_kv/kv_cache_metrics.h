@@ -30,10 +30,10 @@ class KVCacheMetricsCollector {
 
   [[nodiscard]] double sample_rate() const noexcept { return sample_rate_; }
 
-  // Called by the pool.
-  void on_block_allocated(BlockId block);
-  void on_block_accessed(BlockId block);
-  void on_block_evicted(BlockId block);
+  // Called by the pool. Without memory for it, a block is not watched.
+  void on_block_allocated(BlockId block) noexcept;
+  void on_block_accessed(BlockId block) noexcept;
+  void on_block_evicted(BlockId block) noexcept;
   void reset();
 
   // The blocks that were handed out again since the last call.
@@ -49,6 +49,9 @@ class KVCacheMetricsCollector {
   static constexpr std::size_t kMaxAccesses = 4;
 
   [[nodiscard]] bool is_sampled() noexcept;
+  template <class Note>
+  void watch(BlockId block, Note note) noexcept;
+  void end_life(BlockId block);
 
   double sample_rate_;
   std::uint64_t random_state_;

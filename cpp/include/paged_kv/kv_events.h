@@ -9,6 +9,7 @@
 #include "paged_kv/ids.h"
 
 #include <cstdint>
+#include <new>
 #include <optional>
 #include <string>
 #include <utility>
@@ -43,16 +44,42 @@ struct AllBlocksCleared {};
 using KVCacheEvent = std::variant<BlockStored, BlockRemoved, AllBlocksCleared>;
 
 // Events in the order in which they happened, until somebody takes them.
+//
+// What happens to the cache must not fail because nobody can be told of it. So where memory for an
+// event is wanting, all events up to it give way to one AllBlocksCleared: who follows them knows of
+// fewer blocks than are cached then, but never of one that is not.
 class KVEventQueue {
  public:
-  template <class Event>
-  void push(Event event) {
-    events_.emplace_back(std::in_place_type<Event>, std::move(event));
+  // `make()` returns the event; it may throw std::bad_alloc.
+  template <class Make>
+  void push_made(Make make) noexcept {
+    try {
+      events_.emplace_back(make());
+    } catch (const std::bad_alloc&) {
+      events_.clear();
+      is_incomplete_ = true;
+    }
   }
-  [[nodiscard]] std::vector<KVCacheEvent> take() { return std::exchange(events_, {}); }
+  template <class Event>
+  void push(const Event& event) noexcept {
+    push_made([&] { return event; });
+  }
+
+  // Changes nothing if memory is wanting.
+  [[nodiscard]] std::vector<KVCacheEvent> take() {
+    if (!is_incomplete_) return std::exchange(events_, {});
+    std::vector<KVCacheEvent> taken;
+    taken.reserve(events_.size() + 1);
+    taken.emplace_back(AllBlocksCleared{});
+    for (KVCacheEvent& event : events_) taken.push_back(std::move(event));
+    events_.clear();
+    is_incomplete_ = false;
+    return taken;
+  }
 
  private:
   std::vector<KVCacheEvent> events_;
+  bool is_incomplete_ = false;  // what came before events_ was dropped
 };
 
 }  // namespace paged_kv

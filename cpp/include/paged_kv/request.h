@@ -120,12 +120,20 @@ struct RequestHandle {
   std::uint32_t generation = 0;
 };
 
+// How far a request had come.
+struct RequestMark {
+  std::size_t num_tokens = 0;
+  std::size_t num_block_hashes = 0;
+  std::int64_t num_tokens_to_hash = 0;
+};
+
 // A sequence of tokens to be computed, and the hashes of its full blocks.
 //
 // Invariants:
 //   R1  block_hashes() are those of the first full blocks of all_token_ids(), in order, each
 //       chained to the one before; after every append all full blocks have one (with a hasher);
-//   R2  the first num_prompt_tokens() tokens never change, and tokens are only appended.
+//   R2  the first num_prompt_tokens() tokens never change, and tokens are only appended, or taken
+//       back with their hashes by rewind().
 //
 // Cost: O(1) per call; appending is O(tokens) and one hash per block that becomes full.
 // Thread rule: one owner thread.
@@ -168,7 +176,15 @@ class Request {
     return hasher_.target<Xxh3BlockHasher>();
   }
 
+  // Changes nothing if the hasher throws, or memory is wanting.
   void append_output_token_ids(std::span<const std::int32_t> token_ids);
+
+  // rewind() undoes what was appended since mark(): for who appends to several requests, or to
+  // none.
+  [[nodiscard]] RequestMark mark() const noexcept {
+    return {all_token_ids_.size(), block_hashes_.size(), num_tokens_to_hash_};
+  }
+  void rewind(const RequestMark& mark) noexcept;
 
   // What every step reads comes first, in a few cache lines.
   RequestProgress progress;

@@ -32,8 +32,8 @@ struct BatchAllocationArgs {
 // are written by the batch only; slots may be allocated through the manager too, the rows follow in
 // the next allocate_slots().
 //
-// A call that throws changes nothing, except that append_output_token_ids() keeps the tokens of the
-// requests before one whose own block hasher throws.
+// A call that throws changes nothing, of no request, also if it is for want of memory or by a
+// request's own block hasher.
 //
 // Invariants, checked by check_integrity():
 //   B1  the row of a request holds its blocks in every table, null blocks where none is held any
@@ -118,7 +118,9 @@ class RequestBatch {
   std::vector<Written> written_;  // [row][group]
   std::unordered_set<std::string_view> request_ids_;
   std::uint64_t num_calls_ = 0;
-  std::vector<AllocationPlan> plans_;  // of the call under way
+  // Of the call under way.
+  std::vector<AllocationPlan> plans_;
+  std::vector<RequestMark> marks_;
 };
 
 }  // namespace paged_kv

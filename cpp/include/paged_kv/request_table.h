@@ -36,10 +36,11 @@ class RequestTable {
   }
   [[nodiscard]] RequestIdx find(std::string_view request_id) const;
 
+  // Changes nothing if memory is wanting.
   [[nodiscard]] RequestIdx find_or_add(const Request& request);
 
   // Ends the use of a row that is in use.
-  void remove(RequestIdx request_idx);
+  void remove(RequestIdx request_idx) noexcept;
 
   [[nodiscard]] std::size_t size() const noexcept { return idx_by_id_.size(); }
   // Rows in use and unused.

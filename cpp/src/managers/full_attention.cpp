@@ -57,12 +57,19 @@ void FullAttentionManager::cache_end_of_prompt(const Request& request, RequestId
   const auto held = blocks(request_idx);
   const std::int64_t block_idx = boundary / block_size();
   if (block_idx >= std::ssize(held)) return;
-  const bool is_new = block_pool().cache_partial_block(request.block_hashes(),
-                                                       held[static_cast<std::size_t>(block_idx)],
-                                                       boundary, kv_cache_group_id());
+  bool is_new = false;
+  try {
+    is_new = block_pool().cache_partial_block(request.block_hashes(),
+                                              held[static_cast<std::size_t>(block_idx)], boundary,
+                                              kv_cache_group_id());
+  } catch (const std::bad_alloc&) {
+    return;  // the slots are the request's even so; its next call tries again
+  }
   if (KVEventQueue* events = block_pool().kv_events(); events != nullptr && is_new) {
-    events->push(
-        make_partial_block_stored_event(request, hash_block_size, boundary, kv_cache_group_id()));
+    events->push_made([&] {
+      return make_partial_block_stored_event(request, hash_block_size, boundary,
+                                             kv_cache_group_id());
+    });
   }
 }
 

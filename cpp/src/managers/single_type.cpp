@@ -2,6 +2,7 @@
 #include "paged_kv/managers/single_type.h"
 
 #include "paged_kv/check.h"
+#include "paged_kv/make_room.h"
 #include "paged_kv/math.h"
 #include "paged_kv/stored_event.h"
 
@@ -36,6 +37,27 @@ SingleTypeKVCacheManager::SingleTypeKVCacheManager(KVCacheSpecPtr kv_cache_spec,
 SingleTypeKVCacheManager::Row& SingleTypeKVCacheManager::row(RequestIdx request_idx) {
   if (request_idx.index() >= rows_.size()) rows_.resize(request_idx.index() + 1);
   return rows_[request_idx.index()];
+}
+
+void SingleTypeKVCacheManager::reserve(const SlotDemand& demand) {
+  Row& held = row(demand.request_idx);
+  const auto has_room = [&] {
+    const auto capacity = static_cast<std::int64_t>(held.blocks.capacity());
+    return !demand.adopts_computed_tokens && capacity * block_size_ >= demand.num_tokens &&
+           (!recycles_blocks_ || mask_.capacity() >= held.blocks.capacity());
+  };
+  if (has_room()) return;
+  // More than the pool has blocks for is refused before it is written down.
+  std::int64_t num_blocks = std::ssize(held.blocks);
+  if (demand.adopts_computed_tokens) {
+    num_blocks = std::max(num_skipped_blocks(demand.total_computed_tokens),
+                          std::ssize(demand.new_computed_blocks));
+  }
+  num_blocks +=
+      std::min(std::max(ceil_div(demand.num_tokens, block_size_) - num_blocks, std::int64_t{0}),
+               std::int64_t{block_pool_.num_gpu_blocks()});
+  make_room(held.blocks, to_size(num_blocks));
+  if (recycles_blocks_) make_room(mask_, held.blocks.capacity());
 }
 
 std::int64_t SingleTypeKVCacheManager::get_num_blocks_to_allocate(const SlotDemand& demand) const {
@@ -99,28 +121,31 @@ void SingleTypeKVCacheManager::cache_blocks(const Request& request, RequestIdx r
   const std::int64_t num_full_blocks = std::min(num_tokens / block_size_, std::ssize(held.blocks));
   if (num_cached_blocks >= num_full_blocks) return;
 
-  const auto mask = reachable_block_mask(request, num_cached_blocks, num_full_blocks);
+  const auto mask = reachable_block_mask(request, num_cached_blocks, num_full_blocks, mask_);
   block_pool_.cache_full_blocks(request.block_hashes(), held.blocks, num_cached_blocks,
                                 num_full_blocks, block_size_, kv_cache_group_id_, mask);
-  if (KVEventQueue* events = block_pool_.kv_events()) {
+  held.num_cached_blocks = num_full_blocks;
+  KVEventQueue* events = block_pool_.kv_events();
+  if (events == nullptr) return;
+  events->push_made([&] {
     std::vector<std::uint8_t> is_left_out(to_size(num_full_blocks - num_cached_blocks));
     for (std::size_t i = 0; i < is_left_out.size(); ++i) {
       const BlockId block = held.blocks[to_size(num_cached_blocks) + i];
       is_left_out[i] = block == kNullBlockId || (!mask.empty() && mask[i] == 0) ? 1 : 0;
     }
-    events->push(make_block_stored_event(request,
-                                         {.hash_block_size = block_pool_.hash_block_size(),
-                                          .block_size = block_size_,
-                                          .start_block = num_cached_blocks,
-                                          .end_block = num_full_blocks,
-                                          .kv_cache_group_id = kv_cache_group_id_},
-                                         is_left_out));
-  }
-  held.num_cached_blocks = num_full_blocks;
+    return make_block_stored_event(request,
+                                   {.hash_block_size = block_pool_.hash_block_size(),
+                                    .block_size = block_size_,
+                                    .start_block = num_cached_blocks,
+                                    .end_block = num_full_blocks,
+                                    .kv_cache_group_id = kv_cache_group_id_},
+                                   is_left_out);
+  });
 }
 
 std::span<const std::uint8_t> SingleTypeKVCacheManager::reachable_block_mask(
-    const Request& /*request*/, std::int64_t /*start_block*/, std::int64_t /*end_block*/) {
+    const Request& /*request*/, std::int64_t /*start_block*/, std::int64_t /*end_block*/,
+    std::vector<std::uint8_t>& /*mask*/) {
   return {};
 }
 
@@ -131,15 +156,14 @@ void SingleTypeKVCacheManager::remove_skipped_blocks(RequestIdx request_idx,
   const std::int64_t num_skipped =
       std::min(num_skipped_blocks(num_computed_tokens), std::ssize(request.blocks));
   if (num_skipped <= request.num_skipped_blocks) return;
-  freed_blocks_.clear();
-  // The last first. Up to a null block of a hit: all before it are null.
-  for (std::int64_t i = num_skipped - 1; i >= request.num_skipped_blocks; --i) {
-    BlockId& block = request.blocks[to_size(i)];
-    if (block == kNullBlockId) break;
-    freed_blocks_.push_back(std::exchange(block, kNullBlockId));
-  }
+  // In place, so that nothing is allocated. Null blocks of a hit among them count for nothing.
+  const auto freed = std::span(request.blocks)
+                         .first(to_size(num_skipped))
+                         .subspan(to_size(request.num_skipped_blocks));
+  std::ranges::reverse(freed);  // the last is given back first
+  block_pool_.free_blocks(freed);
+  std::ranges::fill(freed, kNullBlockId);
   request.num_skipped_blocks = num_skipped;
-  if (!freed_blocks_.empty()) block_pool_.free_blocks(freed_blocks_);
 }
 
 void SingleTypeKVCacheManager::pop_blocks_for_free(RequestIdx request_idx,

@@ -100,9 +100,9 @@ std::int64_t SlidingWindowManager::find_longest_cache_hit(
   return num_hit_blocks * block_size();
 }
 
-std::span<const std::uint8_t> SlidingWindowManager::reachable_block_mask(const Request& request,
-                                                                         std::int64_t start_block,
-                                                                         std::int64_t end_block) {
+std::span<const std::uint8_t> SlidingWindowManager::reachable_block_mask(
+    const Request& request, std::int64_t start_block, std::int64_t end_block,
+    std::vector<std::uint8_t>& mask) {
   const std::int64_t alignment = policy().scheduler_block_size;
   // Blocks that are not aligned with hits: each may be needed.
   if (alignment % block_size() != 0) return {};
@@ -111,37 +111,39 @@ std::span<const std::uint8_t> SlidingWindowManager::reachable_block_mask(const R
   const std::int64_t segment_blocks = segment_tokens / block_size();
   if (segment_tokens > 0 && num_contiguous_blocks_for_hit(use_eagle()) >= segment_blocks) return {};
 
-  mask_.assign(static_cast<std::size_t>(end_block - start_block), 0);
-  if (segment_tokens > 0) mark_tails_of_segments(start_block, segment_blocks);
+  mask.assign(static_cast<std::size_t>(end_block - start_block), 0);
+  if (segment_tokens > 0) mark_tails_of_segments(start_block, segment_blocks, mask);
   if (retention) {
     const ReplayBoundaries replay = replay_boundaries(request.num_prompt_tokens(), policy());
-    mark_tail_of_boundary(replay.resend, start_block);
-    mark_tail_of_boundary(replay.extension, start_block);
+    mark_tail_of_boundary(replay.resend, start_block, mask);
+    mark_tail_of_boundary(replay.extension, start_block, mask);
     const std::int64_t shared = request.progress.shared_prefix_boundary;
-    if (shared > 0) mark_tail_of_boundary(shared, start_block);
+    if (shared > 0) mark_tail_of_boundary(shared, start_block, mask);
   }
-  return mask_;
+  return mask;
 }
 
 // Of every segment the last blocks, one further to the right with EAGLE.
 void SlidingWindowManager::mark_tails_of_segments(std::int64_t start_block,
-                                                  std::int64_t segment_blocks) {
+                                                  std::int64_t segment_blocks,
+                                                  std::span<std::uint8_t> mask) const {
   const std::int64_t num_needed = num_contiguous_blocks_for_hit(use_eagle());
   const std::int64_t shift = use_eagle() ? 1 : 0;
-  for (std::size_t i = 0; i < mask_.size(); ++i) {
+  for (std::size_t i = 0; i < mask.size(); ++i) {
     const std::int64_t block_idx = start_block + static_cast<std::int64_t>(i) - shift;
-    if (block_idx >= 0 && block_idx % segment_blocks >= segment_blocks - num_needed) mask_[i] = 1;
+    if (block_idx >= 0 && block_idx % segment_blocks >= segment_blocks - num_needed) mask[i] = 1;
   }
 }
 
 // Of the tokens before a position at which a hit can end, the last blocks.
-void SlidingWindowManager::mark_tail_of_boundary(std::int64_t boundary, std::int64_t start_block) {
+void SlidingWindowManager::mark_tail_of_boundary(std::int64_t boundary, std::int64_t start_block,
+                                                 std::span<std::uint8_t> mask) const {
   const std::int64_t alignment = policy().scheduler_block_size;
-  const std::int64_t end_block = start_block + std::ssize(mask_);
+  const std::int64_t end_block = start_block + std::ssize(mask);
   const std::int64_t end = boundary / alignment * alignment / block_size() + (use_eagle() ? 1 : 0);
   const std::int64_t begin = end - num_contiguous_blocks_for_hit(use_eagle());
   for (std::int64_t i = std::max(start_block, begin); i < std::min(end_block, end); ++i) {
-    mask_[static_cast<std::size_t>(i - start_block)] = 1;
+    mask[static_cast<std::size_t>(i - start_block)] = 1;
   }
 }
 

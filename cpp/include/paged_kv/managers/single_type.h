@@ -103,6 +103,10 @@ class SingleTypeKVCacheManager {
   // How many blocks of the free queue the demand takes.
   [[nodiscard]] std::int64_t get_num_blocks_to_allocate(const SlotDemand& demand) const;
 
+  // Takes the memory for what the demand would write down, so that the next three need none.
+  // Changes nothing that can be seen.
+  void reserve(const SlotDemand& demand);
+
   // Takes over the blocks of a hit, except those that the request no longer needs.
   void add_local_computed_blocks(RequestIdx request_idx, std::span<const BlockId> blocks,
                                  std::int64_t total_computed_tokens);
@@ -150,10 +154,11 @@ class SingleTypeKVCacheManager {
   void check_integrity() const;
 
  protected:
-  // Which of the blocks [start_block, end_block) can serve a hit: 1 or 0 for each. Empty: all.
-  [[nodiscard]] virtual std::span<const std::uint8_t> reachable_block_mask(const Request& request,
-                                                                           std::int64_t start_block,
-                                                                           std::int64_t end_block);
+  // Which of the blocks [start_block, end_block) can serve a hit: 1 or 0 for each. Empty: all. Lies
+  // in `mask`, if anywhere.
+  [[nodiscard]] virtual std::span<const std::uint8_t> reachable_block_mask(
+      const Request& request, std::int64_t start_block, std::int64_t end_block,
+      std::vector<std::uint8_t>& mask);
 
   [[nodiscard]] BlockPool& block_pool() const noexcept { return block_pool_; }
   [[nodiscard]] GroupId kv_cache_group_id() const noexcept { return kv_cache_group_id_; }
@@ -196,7 +201,7 @@ class SingleTypeKVCacheManager {
   std::optional<std::int64_t> max_admission_blocks_;
   PrefixCachePolicy policy_;
   std::vector<Row> rows_;
-  std::vector<BlockId> freed_blocks_;  // kept, so that freeing does not allocate
+  std::vector<std::uint8_t> mask_;  // kept, so that caching a block does not allocate
 };
 
 }  // namespace paged_kv

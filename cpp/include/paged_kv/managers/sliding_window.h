@@ -27,20 +27,21 @@ class SlidingWindowManager final : public SingleTypeKVCacheManager {
   }
 
  protected:
-  [[nodiscard]] std::span<const std::uint8_t> reachable_block_mask(const Request& request,
-                                                                   std::int64_t start_block,
-                                                                   std::int64_t end_block) override;
+  [[nodiscard]] std::span<const std::uint8_t> reachable_block_mask(
+      const Request& request, std::int64_t start_block, std::int64_t end_block,
+      std::vector<std::uint8_t>& mask) override;
 
  private:
   // Blocks that the last W - 1 tokens before a block boundary can reach into, and the one that
   // EAGLE matches and drops.
   [[nodiscard]] std::int64_t num_contiguous_blocks_for_hit(bool use_eagle) const noexcept;
-  void mark_tails_of_segments(std::int64_t start_block, std::int64_t segment_blocks);
-  void mark_tail_of_boundary(std::int64_t boundary, std::int64_t start_block);
+  void mark_tails_of_segments(std::int64_t start_block, std::int64_t segment_blocks,
+                              std::span<std::uint8_t> mask) const;
+  void mark_tail_of_boundary(std::int64_t boundary, std::int64_t start_block,
+                             std::span<std::uint8_t> mask) const;
 
   std::int64_t sliding_window_;
   std::int64_t num_retained_tokens_;
-  std::vector<std::uint8_t> mask_;  // kept, so that caching a block does not allocate
 };
 
 // Where a later request with the same prompt, or a longer one, can go on: the tokens before these
