@@ -287,7 +287,9 @@ void bind_manager(py::module_& m) {
       R"(Which blocks each request holds: prefix hits, allocation, caching, release.
 
 It holds ids and counters, never tensors. A request is known by its id. A call that raises changes
-nothing.
+nothing, `MemoryError` of the core included. Where there is no memory for an event, `take_events`
+gives `AllBlocksCleared` in place of all before it: who follows the events never believes in a block
+that is gone.
 
 Args:
     kv_cache_config: Blocks and cache groups.

@@ -204,7 +204,8 @@ void bind_request_batch(py::module_& m) {
 A request has its row from `add` to `remove` or `free`, the same in the table of every cache group.
 Meanwhile its blocks are given back, and its rows written, through the batch only; slots may be
 allocated through the manager too, the rows follow with the next `allocate_slots`. Blocks that have
-left a sliding window are null blocks (0) in the rows.
+left a sliding window are null blocks (0) in the rows. A call that raises changes no request and no
+row, also if it is for want of memory or by a hasher of Python.
 
 Args:
     kv_cache_manager: The manager of all requests.

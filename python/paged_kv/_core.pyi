@@ -1729,7 +1729,9 @@ class KVCacheManager:
     Which blocks each request holds: prefix hits, allocation, caching, release.
     
     It holds ids and counters, never tensors. A request is known by its id. A call that raises changes
-    nothing.
+    nothing, `MemoryError` of the core included. Where there is no memory for an event, `take_events`
+    gives `AllBlocksCleared` in place of all before it: who follows the events never believes in a block
+    that is gone.
     
     Args:
         kv_cache_config: Blocks and cache groups.
@@ -1982,7 +1984,8 @@ class RequestBatch:
     A request has its row from `add` to `remove` or `free`, the same in the table of every cache group.
     Meanwhile its blocks are given back, and its rows written, through the batch only; slots may be
     allocated through the manager too, the rows follow with the next `allocate_slots`. Blocks that have
-    left a sliding window are null blocks (0) in the rows.
+    left a sliding window are null blocks (0) in the rows. A call that raises changes no request and no
+    row, also if it is for want of memory or by a hasher of Python.
     
     Args:
         kv_cache_manager: The manager of all requests.

@@ -174,6 +174,24 @@ def test_the_batch_keeps_alive_what_it_refers_to():
     assert seen == ["params", "params"]
 
 
+def test_a_hasher_that_raises_takes_the_tokens_of_all_requests_back():
+    def fail(request):
+        if request.num_output_tokens:
+            raise LookupError(request.request_id)
+        return []
+
+    _, _, batch = make()
+    hashed = Request("a", [1, 2, 3], block_hasher=get_request_block_hasher(4))
+    failing = Request("b", [1], block_hasher=fail)
+    batch.add(hashed, 0)
+    batch.add(failing, 1)
+    with pytest.raises(LookupError, match="b"):
+        batch.append_output_token_ids(rows(0, 1), rows(4, 5))
+    assert (hashed.num_tokens, failing.num_tokens, len(hashed.block_hashes)) == (3, 1, 0)
+    batch.append_output_token_ids(rows(0), rows(4))
+    assert (hashed.num_tokens, len(hashed.block_hashes)) == (4, 1)
+
+
 def test_an_empty_step_does_nothing():
     _, _, batch = make()
     batch.append_output_token_ids(rows(), rows())
