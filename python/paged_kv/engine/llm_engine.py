@@ -94,6 +94,8 @@ class LLMEngine:
     ) -> None:
         self.config = config
         self.vocab_size = loaded.config.vocab_size
+        loaded.model.prepare_for_cpu()
+        loaded.model.set_batch_invariant(config.batch_invariant)
         dtype = next(loaded.model.parameters()).dtype
         specs = loaded.model.kv_cache_specs(config.block_size, dtype, config.kv_cache_dtype)
         plan = plan_kv_cache(

@@ -76,10 +76,10 @@ class Gemma3DecoderLayer(nn.Module):
     ) -> torch.Tensor:
         """Map ``[num_tokens, hidden_size]`` to the same shape; mutates `kv_cache`."""
         attended = self.self_attn(self.input_layernorm(hidden), rotary, kv_cache, metadata)
-        hidden = hidden + self.post_attention_layernorm(attended)
+        hidden = self.post_attention_layernorm(attended).add_(hidden)
         transformed = self.mlp(self.pre_feedforward_layernorm(hidden))
-        out: torch.Tensor = hidden + self.post_feedforward_layernorm(transformed)
-        return out
+        normed: torch.Tensor = self.post_feedforward_layernorm(transformed)
+        return normed.add_(hidden)
 
 
 class Gemma3ForCausalLM(DecoderForCausalLM):

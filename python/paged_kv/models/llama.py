@@ -45,9 +45,10 @@ class LlamaDecoderLayer(nn.Module):
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
         """Map ``[num_tokens, hidden_size]`` to the same shape; mutates `kv_cache`."""
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotary, kv_cache, metadata)
-        out: torch.Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
-        return out
+        attended = self.self_attn(self.input_layernorm(hidden), rotary, kv_cache, metadata)
+        hidden = attended.add_(hidden)
+        transformed: torch.Tensor = self.mlp(self.post_attention_layernorm(hidden))
+        return transformed.add_(hidden)
 
 
 class LlamaForCausalLM(DecoderForCausalLM):
