@@ -144,7 +144,7 @@ def test_reading_the_prefix_cache_is_the_default_and_extra_args_do_not_hinder_ha
     assert SamplingParams().skip_reading_prefix_cache is False
     assert SamplingParams(prompt_logprobs=0).skip_reading_prefix_cache is True
     with_cache = SamplingParams(prompt_logprobs=0, skip_reading_prefix_cache=False)
-    assert with_cache.skip_reading_prefix_cache is False
+    assert with_cache.skip_reading_prefix_cache is True, "tokens from the cache have no logits"
     assert SamplingParams(skip_reading_prefix_cache=True).skip_reading_prefix_cache
     params = SamplingParams(extra_args={"kv_cache_report_mode": "full"})
     assert params.extra_args == {"kv_cache_report_mode": "full"}

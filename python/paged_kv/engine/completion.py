@@ -127,9 +127,9 @@ class RequestState:
         self.prompt_logprobs = prompt_logprobs
 
     @property
-    def is_finished(self) -> bool:
-        """Whether all completions are."""
-        return all(builder.request.is_finished() for builder in self.builders)
+    def is_complete(self) -> bool:
+        """Whether every completion has its last token."""
+        return all(builder.is_finished for builder in self.builders)
 
     def result(self) -> RequestOutput:
         """All completions so far."""
@@ -140,7 +140,7 @@ class RequestState:
             prompt=first.prompt,
             prompt_token_ids=tuple(first.prompt_token_ids.tolist()),
             outputs=tuple(builder.result() for builder in self.builders),
-            finished=self.is_finished,
+            finished=all(builder.request.is_finished() for builder in self.builders),
             num_cached_tokens=max(first.num_cached_tokens, 0),
             prompt_logprobs=list(logprobs.positions) if logprobs is not None else None,
         )

@@ -107,6 +107,7 @@ class LLMEngine:
             max_num_batched_tokens=config.max_num_batched_tokens,
         )
         self.max_model_len = plan.max_model_len
+        self._model_limit = loaded.config.max_position_embeddings
         num_swap_blocks = 0
         if config.preemption_mode == "swap":
             num_swap_blocks = config.swap_space_bytes // plan.block_bytes
@@ -321,7 +322,7 @@ class LLMEngine:
             if builder.is_finished:
                 # One that a token has ended is out already.
                 self.scheduler.finish_requests([request.request_id], request.status)
-                result = self._finish(state) if state.is_finished else None
+                result = self._finish(state) if state.is_complete else None
             updates.append(RequestUpdate(state.request_id, request.index, text, token_id, result))
         return updates
 
@@ -374,6 +375,6 @@ class LLMEngine:
 
     def _describe_limit(self) -> str:
         num_blocks = self.cache_engine.num_blocks - 1
-        if self.max_model_len == num_blocks * self.config.block_size:
+        if self.max_model_len < (self.config.max_model_len or self._model_limit):
             return f"the KV cache has {num_blocks} blocks of {self.config.block_size} tokens"
         return f"the model's length is {self.max_model_len} tokens"

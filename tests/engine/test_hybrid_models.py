@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models of which some layers have a window: several KV cache groups behind one engine."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from model._tiny_models import hf_logits, make_tiny, random_ids
+
+from paged_kv import LLM, SamplingParams
+from paged_kv.models import load_model
+
+NUM_TOKENS = 8
+GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+# The window is 7 tokens.
+PROMPTS = [random_ids(length) for length in (3, 8, 30, 61)]
+
+
+class Tiny:
+    """One set of random weights, loaded twice."""
+
+    def __init__(self, folder):
+        # Spread the logits: random weights of the usual size give near ties everywhere.
+        self.reference = make_tiny("gemma3", seed=3)
+        self.reference.save_pretrained(folder)
+        self.loaded = load_model(folder)
+        self.expected = [self.greedy(prompt) for prompt in PROMPTS]
+
+    def greedy(self, prompt):
+        ids = list(prompt)
+        for _ in range(NUM_TOKENS):
+            logits = hf_logits(self.reference, ids)[-1]
+            best, second = logits.topk(2).values
+            assert best - second > 1e-3, "near tie: choose another seed"
+            ids.append(int(logits.argmax()))
+        return tuple(ids[len(prompt) :])
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return Tiny(tmp_path_factory.mktemp("gemma3"))
+
+
+OPTIONS = {
+    "roomy": {"num_blocks": 400},
+    "uncached": {"num_blocks": 400, "enable_prefix_caching": False},
+    "chunks": {"num_blocks": 400, "max_num_batched_tokens": 9, "max_num_seqs": 4},
+    "tight": {"num_blocks": 52, "max_num_batched_tokens": 16, "max_num_seqs": 4},
+    "swapping": {
+        "num_blocks": 52,
+        "max_num_batched_tokens": 16,
+        "max_num_seqs": 4,
+        "preemption_mode": "swap",
+    },
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("num_completions", [1, 3])
+def test_tokens_equal_transformers(tiny, options, num_completions):
+    llm = LLM(tiny.loaded, block_size=4, **options)
+    for cache in llm.engine.cache_engine.kv_caches.values():
+        cache.key.fill_(torch.nan)
+        cache.value.fill_(torch.nan)
+    params = SamplingParams(
+        temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True, n=num_completions
+    )
+    for _ in range(2):  # the second time with what the first has left in the prefix cache
+        outputs = llm.generate(PROMPTS, params)
+        for output, expected in zip(outputs, tiny.expected, strict=True):
+            assert [c.token_ids for c in output.outputs] == [expected] * num_completions
+    assert llm.engine.kv_cache_manager.usage == 0
+    if "num_blocks" in options and options["num_blocks"] < 100 and num_completions > 1:
+        assert llm.engine.stats.num_preemptions > 0, "the pool is not tight"
+
+
+def test_blocks_are_given_back_as_they_leave_the_window(tiny):
+    llm = LLM(tiny.loaded, block_size=4, num_blocks=400, max_num_batched_tokens=16, max_num_seqs=4)
+    maps = []
+    llm.generate(PROMPTS[3], GREEDY, on_step=lambda engine: maps.append(engine.block_map()))
+    groups = llm.engine.kv_cache_manager.kv_cache_config.kv_cache_groups
+    for group, block_ids in zip(groups, maps[-1].requests[0].block_ids, strict=True):
+        num_held = sum(block_id != 0 for block_id in block_ids)
+        is_full = type(group.kv_cache_spec).__name__ == "FullAttentionSpec"
+        # 7 tokens lie in 2 or 3 blocks of 4.
+        assert num_held in ([len(block_ids)] if is_full else [2, 3])
+    assert len(groups) > 1
