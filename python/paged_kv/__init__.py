@@ -72,13 +72,14 @@ from paged_kv.request import (
 )
 
 if TYPE_CHECKING:
-    from paged_kv.engine import LLM, SamplingParams
+    from paged_kv.engine import LLM, AsyncLLM, SamplingParams
     from paged_kv.kv_cache_memory import allocate_kv_cache
 
 __all__ = [
     "LLM",
     "AllBlocksCleared",
     "AllocStatus",
+    "AsyncLLM",
     "AttentionSpec",
     "BlockDevice",
     "BlockHashList",
@@ -142,6 +143,7 @@ __all__ = [
 # Names that need torch; the rest of the package works without importing it.
 _MODULE_OF = {
     "LLM": "paged_kv.engine",
+    "AsyncLLM": "paged_kv.engine",
     "SamplingParams": "paged_kv.engine",
     "allocate_kv_cache": "paged_kv.kv_cache_memory",
 }

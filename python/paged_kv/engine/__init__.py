@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from paged_kv.engine.async_llm import AsyncLLM
 from paged_kv.engine.config import EngineConfig
 from paged_kv.engine.input_batch import InputBatch
 from paged_kv.engine.llm import LLM
@@ -17,6 +18,7 @@ from paged_kv.engine.scheduler_output import SchedulerOutput
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "CompletionOutput",
     "EngineConfig",
     "InputBatch",

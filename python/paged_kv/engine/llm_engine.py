@@ -222,6 +222,10 @@ class LLMEngine:
         """Whether the request waits or runs."""
         return request_id in self._states
 
+    def get_output(self, request_id: str) -> RequestOutput:
+        """What a request that waits or runs has so far. Cost: linear in its tokens."""
+        return self._states[request_id].result()
+
     def has_unfinished_requests(self) -> bool:
         """Whether a step has work to do."""
         return self.scheduler.has_unfinished_requests()
