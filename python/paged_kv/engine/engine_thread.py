@@ -145,6 +145,9 @@ class EngineThread:
             call = self._calls.get(update.request_id)
             if call is None:
                 continue
+            if call.loop.is_closed():  # nobody will take this
+                self._drop([call])
+                continue
             if update.result is not None:
                 del self._calls[update.request_id]
             if not call.wants_snapshots:
@@ -207,7 +210,7 @@ class EngineThread:
         for loop, letters in mail_of_loop.items():
             try:
                 loop.call_soon_threadsafe(_put_all, letters)
-            except RuntimeError:  # a loop that is closed: nobody will take these
+            except RuntimeError:  # the loop was closed just now
                 self._drop(call for call, _ in letters)
 
 
