@@ -5,6 +5,7 @@
 
 #include "element_values.h"
 #include "ops/cpu/isa/select.h"
+#include "sixteen_lanes.h"
 
 #include <algorithm>
 #include <array>
@@ -48,7 +49,7 @@ class Kernels : public ::testing::TestWithParam<const AttentionKernels*> {
 };
 
 INSTANTIATE_TEST_SUITE_P(InstructionSets, Kernels,
-                         ::testing::ValuesIn(available_attention_kernels()),
+                         ::testing::ValuesIn(testing::attention_kernels_to_test()),
                          [](const auto& test) { return std::string(test.param->name); });
 
 // Every bit pattern of the 8-bit and 16-bit types.
@@ -329,11 +330,11 @@ TEST_P(Kernels, MergeJoinsTwoRanges) {
 }
 
 TEST(SelectKernels, ByNameOrTheFastestTested) {
-  EXPECT_STREQ(select_attention_kernels("scalar").name, "scalar");
-  EXPECT_STRNE(select_attention_kernels("").name, "avx512");
-  EXPECT_THROW((void)select_attention_kernels("sse9"), std::invalid_argument);
-  for (const AttentionKernels* kernels : available_attention_kernels()) {
-    EXPECT_EQ(&select_attention_kernels(kernels->name), kernels);
+  EXPECT_STREQ(select_instruction_set("scalar").attention->name, "scalar");
+  EXPECT_STRNE(select_instruction_set("").attention->name, "avx512");
+  EXPECT_THROW((void)select_instruction_set("sse9"), std::invalid_argument);
+  for (const InstructionSet& set : available_instruction_sets()) {
+    EXPECT_EQ(select_instruction_set(set.attention->name).attention, set.attention);
   }
 }
 

@@ -5,7 +5,7 @@
 
 #include "ops/cpu/float16.h"
 #include "ops/cpu/float8.h"
-#include "ops/cpu/isa/select_cache.h"
+#include "ops/cpu/isa/select.h"
 
 #include <bit>
 #include <cmath>
@@ -83,14 +83,14 @@ TEST(Int8, RoundsToNearestEvenSaturatesAndTakesNanForZero) {
   EXPECT_EQ(to<std::int8_t>(kNan), 0);
 }
 
-class CacheConversions : public ::testing::TestWithParam<const CacheKernels*> {
+class CacheConversions : public ::testing::TestWithParam<InstructionSet> {
  protected:
-  const CacheKernels& kernels_ = *GetParam();
+  const CacheKernels& kernels_ = *GetParam().cache;
 };
 
 INSTANTIATE_TEST_SUITE_P(InstructionSets, CacheConversions,
-                         ::testing::ValuesIn(available_cache_kernels()),
-                         [](const auto& test) { return std::string(test.param->name); });
+                         ::testing::ValuesIn(available_instruction_sets()),
+                         [](const auto& test) { return std::string(test.param.attention->name); });
 
 std::uint8_t quantised(int type, float x) {
   if (type == kE4M3) return to<Float8E4M3>(x).bits;

@@ -5,9 +5,9 @@
 // be and what may not be read is NaN, so that a wrong read is an error under ASan or a wrong
 // result.
 #include "ops/cpu/attention_batch.h"
-#include "ops/cpu/isa/select.h"
 #include "ops/cpu/paged_attention.h"
 #include "random_cache.h"
+#include "sixteen_lanes.h"
 #include "test_threads.h"
 
 #include <algorithm>
@@ -302,7 +302,7 @@ constexpr std::uint32_t kNumSeeds = 200;
 class AttentionFuzz : public ::testing::TestWithParam<const AttentionKernels*> {};
 
 INSTANTIATE_TEST_SUITE_P(InstructionSets, AttentionFuzz,
-                         ::testing::ValuesIn(available_attention_kernels()),
+                         ::testing::ValuesIn(testing::attention_kernels_to_test()),
                          [](const auto& test) { return std::string(test.param->name); });
 
 TEST_P(AttentionFuzz, MatchesTheDefinitionWithAnyThreads) {

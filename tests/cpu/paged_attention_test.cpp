@@ -7,7 +7,7 @@
 #include "huge_mapping.h"
 #include "ops/cpu/attention_batch.h"
 #include "ops/cpu/isa/instruction_sets.h"
-#include "ops/cpu/isa/select.h"
+#include "sixteen_lanes.h"
 #include "test_threads.h"
 
 #include <cmath>
@@ -156,7 +156,7 @@ TEST_P(PagedAttention, ThreadsGiveTheSameBits) {
 }
 
 INSTANTIATE_TEST_SUITE_P(InstructionSets, PagedAttention,
-                         ::testing::ValuesIn(available_attention_kernels()),
+                         ::testing::ValuesIn(testing::attention_kernels_to_test()),
                          [](const auto& test) { return std::string(test.param->name); });
 
 // Two blocks that lie 2^31 + 64 elements apart: reserved, but only the used pages exist.

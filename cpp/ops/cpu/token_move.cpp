@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/cpu/token_move.h"
 
-#include "ops/cpu/isa/select_cache.h"
+#include "ops/cpu/isa/select.h"
 #include "ops/cpu/strided_row.h"
 
 #include <algorithm>

@@ -2,7 +2,7 @@
 //
 // Compiled with -mavx2 -mfma -mf16c. Wider vectors would gain nothing: memory is slower than these.
 #include "ops/cpu/isa/avx2_vec8.h"
-#include "ops/cpu/isa/cache_kernels.h"
+#include "ops/cpu/isa/instruction_sets.h"
 
 namespace paged_kv::cpu {
 namespace {
@@ -97,6 +97,6 @@ struct Rows {
 
 }  // namespace
 
-constinit const CacheKernels kAvx2CacheKernels = cache_kernels_of<Rows>("avx2");
+constinit const CacheKernels kAvx2CacheKernels = cache_kernels_of<Rows>();
 
 }  // namespace paged_kv::cpu

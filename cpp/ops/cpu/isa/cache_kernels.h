@@ -15,8 +15,6 @@ namespace paged_kv::cpu {
 inline constexpr int kNumQuantisedTypes = kNumElementTypes - kNumFloatTypes;
 
 struct CacheKernels {
-  const char* name;
-
   // Rows of `size` elements, dense, at any address; they do not overlap.
   using ConvertRow = void (*)(const void* source, float scale, int64_t size, void* target);
 
@@ -31,7 +29,7 @@ struct CacheKernels {
 
 // Fills a table from `Rows`, which has convert<kFrom, kTo>, a ConvertRow.
 template <class Rows>
-constexpr CacheKernels cache_kernels_of(const char* name) {
+constexpr CacheKernels cache_kernels_of() {
   constexpr auto kFloat = ElementType::kFloat;
   constexpr auto kHalf = ElementType::kHalf;
   constexpr auto kBFloat16 = ElementType::kBFloat16;
@@ -39,7 +37,6 @@ constexpr CacheKernels cache_kernels_of(const char* name) {
   constexpr auto kE5M2 = ElementType::kFloat8E5M2;
   constexpr auto kInt8 = ElementType::kInt8;
   return {
-      name,
       {{&Rows::template convert<kFloat, kE4M3>, &Rows::template convert<kFloat, kE5M2>,
         &Rows::template convert<kFloat, kInt8>},
        {&Rows::template convert<kHalf, kE4M3>, &Rows::template convert<kHalf, kE5M2>,
@@ -54,11 +51,5 @@ constexpr CacheKernels cache_kernels_of(const char* name) {
         &Rows::template convert<kInt8, kBFloat16>}},
   };
 }
-
-// The tables that were compiled in; see select_cache.h for the one to use.
-extern const CacheKernels kScalarCacheKernels;
-#if defined(__x86_64__)
-extern const CacheKernels kAvx2CacheKernels;
-#endif
 
 }  // namespace paged_kv::cpu

@@ -3,7 +3,7 @@
 // For every CPU: loops that the compiler maps to whatever vectors its target has.
 #include "ops/cpu/float16.h"
 #include "ops/cpu/float8.h"
-#include "ops/cpu/isa/cache_kernels.h"
+#include "ops/cpu/isa/instruction_sets.h"
 
 #include <cstring>
 #include <type_traits>
@@ -50,6 +50,6 @@ struct Rows {
 
 }  // namespace
 
-constinit const CacheKernels kScalarCacheKernels = cache_kernels_of<Rows>("scalar");
+constinit const CacheKernels kScalarCacheKernels = cache_kernels_of<Rows>();
 
 }  // namespace paged_kv::cpu

@@ -1,113 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// For every CPU: vectors of eight floats, which the compiler maps to whatever registers its target
-// has. A set of its own for another target (NEON) is a file like avx2.cpp and a line in
-// instruction_sets.cpp.
-#include "ops/cpu/float16.h"
-#include "ops/cpu/float8.h"
+// For every CPU. A set of its own for another target (NEON) is a file like avx2.cpp and a line in
+// select.cpp.
 #include "ops/cpu/isa/attention_kernels_impl.h"
+#include "ops/cpu/isa/gcc_vectors.h"
 #include "ops/cpu/isa/instruction_sets.h"
 
-#include <cstring>
-#include <type_traits>
-
 namespace paged_kv::cpu {
-namespace {
 
-template <ElementType kType>
-float element_as_float(const void* source, std::int64_t i) {
-  const auto load = [&]<class T>(T x) {
-    std::memcpy(&x, static_cast<const char*>(source) + i * std::int64_t{sizeof(T)}, sizeof(T));
-    return to_float(x);
-  };
-  if constexpr (kType == ElementType::kFloat) return load(float{});
-  if constexpr (kType == ElementType::kHalf) return load(Half{});
-  if constexpr (kType == ElementType::kBFloat16) return load(BFloat16{});
-  if constexpr (kType == ElementType::kFloat8E4M3) return load(Float8E4M3{});
-  if constexpr (kType == ElementType::kFloat8E5M2) return load(Float8E5M2{});
-  if constexpr (kType == ElementType::kInt8) return load(std::int8_t{});
-}
-
-struct Scalar {
-  static constexpr std::int64_t kLanes = 8;
-  template <ElementType kType>
-  static constexpr bool kTakesInProducts = kType == ElementType::kFloat;
-  template <ElementType kType>
-  static constexpr bool kTakesAsHalf = false;
-  using Vec = float __attribute__((vector_size(32)));
-  using IntVec = std::int32_t __attribute__((vector_size(32)));
-
-  [[gnu::always_inline]] static Vec broadcast(float x) { return Vec{x, x, x, x, x, x, x, x}; }
-  [[gnu::always_inline]] static Vec fma(Vec a, Vec b, Vec c) { return a * b + c; }
-  [[gnu::always_inline]] static Vec max(Vec a, Vec b) { return a > b ? a : b; }
-
-  template <ElementType kType>
-  [[gnu::always_inline]] static Vec load_as_float(const void* p) {
-    Vec result;
-    if constexpr (kType == ElementType::kFloat) {
-      std::memcpy(&result, p, sizeof(result));
-    } else {
-      float elements[kLanes];
-      load8<kType>(p, elements);
-      std::memcpy(&result, elements, sizeof(result));
-    }
-    return result;
-  }
-
-  template <ElementType kType>
-  static constexpr float unit() {
-    return 1.0f;
-  }
-
-  template <ElementType kType>
-  [[gnu::always_inline]] static void store_as(void* p, Vec v) {
-    if constexpr (kType == ElementType::kFloat) {
-      std::memcpy(p, &v, sizeof(v));
-    } else {
-      using T = std::conditional_t<kType == ElementType::kHalf, Half, BFloat16>;
-      T elements[kLanes];
-      for (int i = 0; i < kLanes; ++i) elements[i] = to<T>(v[i]);
-      std::memcpy(p, elements, sizeof(elements));
-    }
-  }
-
-  [[gnu::always_inline]] static void sum4(Vec a, Vec b, Vec c, Vec d, float* sums) {
-    const Vec vectors[4] = {a, b, c, d};
-    for (int i = 0; i < 4; ++i) {
-      const Vec v = vectors[i];
-      sums[i] = ((v[0] + v[2]) + (v[1] + v[3])) + ((v[4] + v[6]) + (v[5] + v[7]));
-    }
-  }
-
-  template <ElementType kType>
-  static void convert_chunk(const void* source, float* target) {
-    constexpr std::int64_t kChunk = 16 / element_size(kType);
-    for (std::int64_t i = 0; i < kChunk; ++i) target[i] = element_as_float<kType>(source, i);
-  }
-
-  template <ElementType kType>
-  static void transpose_block(const char* source, std::int64_t dim_stride_bytes, float* target,
-                              std::int64_t target_stride) {
-    for (std::int64_t d = 0; d < 8; ++d) {
-      for (std::int64_t t = 0; t < 8; ++t) {
-        target[t * target_stride + d] = element_as_float<kType>(source + d * dim_stride_bytes, t);
-      }
-    }
-  }
-
-  template <ElementType kType>
-  [[gnu::always_inline]] static void load8(const void* source, float* target) {
-    for (std::int64_t i = 0; i < 8; ++i) target[i] = element_as_float<kType>(source, i);
-  }
-
-  template <int kRows>
-  static constexpr int keys_per_block() {
-    return kRows == 1 ? 4 : kRows == 2 ? 2 : 1;  // sixteen registers hold eight such vectors
-  }
-};
-
-}  // namespace
-
-constinit const AttentionKernels kScalarKernels = AttentionKernelsFor<Scalar>::table("scalar");
+constinit const AttentionKernels kScalarKernels =
+    AttentionKernelsFor<GccVectors<8>>::table("scalar");
 
 }  // namespace paged_kv::cpu

@@ -5,6 +5,8 @@
 #include "paged_kv/check.h"
 
 #include <cstdlib>
+#include <stdexcept>
+#include <string>
 
 namespace paged_kv::cpu {
 namespace {
@@ -22,39 +24,43 @@ bool cpu_has_avx512() {
 }
 #endif
 
+const InstructionSet& instruction_set() {
+  static const InstructionSet set = [] {
+    const char* name = std::getenv("PAGED_KV_ISA");
+    return select_instruction_set(name == nullptr ? "" : name);
+  }();
+  return set;
+}
+
 }  // namespace
 
-std::vector<const AttentionKernels*> available_attention_kernels() {
-  std::vector<const AttentionKernels*> result{&kScalarKernels};
+std::vector<InstructionSet> available_instruction_sets() {
+  std::vector<InstructionSet> result{{&kScalarKernels, &kScalarCacheKernels}};
 #if defined(__x86_64__)
-  if (cpu_has_avx2()) result.push_back(&kAvx2Kernels);
-  if (cpu_has_avx512()) result.push_back(&kAvx512Kernels);
+  if (cpu_has_avx2()) result.push_back({&kAvx2Kernels, &kAvx2CacheKernels});
+  if (cpu_has_avx512()) result.push_back({&kAvx512Kernels, &kAvx2CacheKernels});
 #endif
   return result;
 }
 
-const AttentionKernels& select_attention_kernels(std::string_view name) {
-  const auto available = available_attention_kernels();
-  if (name.empty()) {
-    constexpr std::string_view kNotYetTested = "avx512";
-    return available.back()->name == kNotYetTested ? *available[available.size() - 2]
-                                                   : *available.back();
-  }
+InstructionSet select_instruction_set(std::string_view name) {
+  constexpr std::string_view kNotYetTested = "avx512";
+  const auto available = available_instruction_sets();
   std::string names;
-  for (const AttentionKernels* kernels : available) {
-    if (kernels->name == name) return *kernels;
-    names += names.empty() ? kernels->name : std::string(", ") + kernels->name;
+  InstructionSet fastest = available.front();
+  for (const InstructionSet& set : available) {
+    const std::string_view its_name = set.attention->name;
+    if (its_name == name) return set;
+    if (its_name != kNotYetTested) fastest = set;
+    names += concat(names.empty() ? "" : ", ", its_name);
   }
+  if (name.empty()) return fastest;
   throw std::invalid_argument(
       concat("PAGED_KV_ISA: expected one of ", names, " (what this CPU can run), got ", name));
 }
 
-const AttentionKernels& attention_kernels() {
-  static const AttentionKernels& kernels = [&]() -> const AttentionKernels& {
-    const char* name = std::getenv("PAGED_KV_ISA");
-    return select_attention_kernels(name == nullptr ? "" : name);
-  }();
-  return kernels;
-}
+const AttentionKernels& attention_kernels() { return *instruction_set().attention; }
+
+const CacheKernels& cache_kernels() { return *instruction_set().cache; }
 
 }  // namespace paged_kv::cpu
