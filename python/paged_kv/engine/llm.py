@@ -24,6 +24,7 @@ from paged_kv.models import LoadedModel, load_model
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from paged_kv.engine.kv_scales import KVScales
     from paged_kv.engine.outputs import RequestOutput
     from paged_kv.models import Tokenizer
 
@@ -55,8 +56,9 @@ class LLM:
             least one token shorter; a longer output is cut with ``finish_reason="length"``.
             ``None``: the model's own limit, or what the pool holds if that is less.
         seed: Seeds of requests that give none are drawn from this one.
-        kv_scales: Scales of a quantised cache, for layers by name: ``(k_scale, v_scale)``; others
-            have 1.
+        kv_scales: Scales of a quantised cache, see
+            :func:`~paged_kv.engine.kv_scales.calibrate_kv_scales`. ``None``: found by a pass over
+            random tokens.
         options: Any other field of :class:`~paged_kv.engine.config.EngineConfig`, such as
             ``kv_cache_dtype``, ``scheduling_policy`` or ``preemption_mode``.
 
@@ -93,7 +95,7 @@ class LLM:
         max_num_batched_tokens: int = 2048,
         max_model_len: int | None = None,
         seed: int = 0,
-        kv_scales: Mapping[str, tuple[torch.Tensor, torch.Tensor]] | None = None,
+        kv_scales: KVScales | None = None,
         **options: Any,  # noqa: ANN401  (EngineConfig checks them)
     ) -> None:
         # Sizes are checked before anything is loaded.

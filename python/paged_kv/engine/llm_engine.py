@@ -13,7 +13,9 @@ import torch
 from paged_kv._core import KVCacheManager
 from paged_kv.engine.cache_engine import CacheEngine
 from paged_kv.engine.input_batch import InputBatch
+from paged_kv.engine.kv_scales import calibrate_kv_scales
 from paged_kv.engine.memory import plan_kv_cache
+from paged_kv.engine.memory_profile import choose_kv_cache_bytes
 from paged_kv.engine.model_runner import ModelRunner
 from paged_kv.engine.request import RequestStatus
 from paged_kv.engine.request_factory import RequestFactory
@@ -23,13 +25,14 @@ from paged_kv.engine.scheduler_config import SchedulerConfig
 from paged_kv.engine.stats import BlockMap, EngineStats, RequestBlocks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from torch import Tensor
 
     from paged_kv.engine.completion import CompletionBuilder, RequestState
     from paged_kv.engine.config import EngineConfig
     from paged_kv.engine.inputs import EncodedPrompt
+    from paged_kv.engine.kv_scales import KVScales
     from paged_kv.engine.outputs import RequestOutput
     from paged_kv.engine.sampling_params import SamplingParams
     from paged_kv.engine.scheduler_output import SchedulerOutput
@@ -68,6 +71,8 @@ class LLMEngine:
         loaded: Model, its configuration and its tokenizer.
         config: Sizes and limits.
         kv_scales: For layers of a quantised cache, by name: ``(k_scale, v_scale)``; others have 1.
+            ``None``: found by a pass over random tokens
+            (:func:`~paged_kv.engine.kv_scales.calibrate_kv_scales`).
 
     Attributes:
         stats: Totals since the engine was made.
@@ -90,7 +95,7 @@ class LLMEngine:
         loaded: LoadedModel,
         config: EngineConfig,
         *,
-        kv_scales: Mapping[str, tuple[Tensor, Tensor]] | None = None,
+        kv_scales: KVScales | None = None,
     ) -> None:
         self.config = config
         self.vocab_size = loaded.config.vocab_size
@@ -101,7 +106,7 @@ class LLMEngine:
         plan = plan_kv_cache(
             specs,
             num_blocks=config.num_blocks,
-            num_bytes=config.kv_cache_memory_bytes,
+            num_bytes=choose_kv_cache_bytes(loaded, config),
             max_model_len=config.max_model_len,
             model_limit=loaded.config.max_position_embeddings,
             max_num_batched_tokens=config.max_num_batched_tokens,
@@ -114,7 +119,7 @@ class LLMEngine:
         self.cache_engine = CacheEngine(
             plan.kv_cache_config,
             kv_cache_dtype=config.kv_cache_dtype,
-            kv_scales=kv_scales,
+            kv_scales=_choose_kv_scales(loaded, config, kv_scales),
             num_swap_blocks=num_swap_blocks,
         )
         self.kv_cache_manager = KVCacheManager(
@@ -382,3 +387,11 @@ class LLMEngine:
         if self.max_model_len < (self.config.max_model_len or self._model_limit):
             return f"the KV cache has {num_blocks} blocks of {self.config.block_size} tokens"
         return f"the model's length is {self.max_model_len} tokens"
+
+
+def _choose_kv_scales(
+    loaded: LoadedModel, config: EngineConfig, kv_scales: KVScales | None
+) -> KVScales | None:
+    if config.kv_cache_dtype == "auto" or kv_scales is not None:
+        return kv_scales
+    return calibrate_kv_scales(loaded, config.kv_cache_dtype, block_size=config.block_size)

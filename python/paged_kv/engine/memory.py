@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import os
+import resource
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +30,8 @@ __all__ = [
     "bytes_per_block",
     "default_num_blocks",
     "plan_kv_cache",
+    "total_memory_bytes",
+    "used_memory_bytes",
 ]
 
 # One of the prompt and one of the output.
@@ -214,6 +217,25 @@ def available_memory_bytes(device: torch.device | str = "cpu") -> int:
     return max(min(limits), 0)
 
 
+def total_memory_bytes() -> int:
+    """The host's memory, or a container's limit if that is less."""
+    limits = [limit for limit, _usage in _cgroup_limits()]
+    return min([_installed_bytes(), *limits])
+
+
+def used_memory_bytes() -> int:
+    """Memory that this process has now (its resident set)."""
+    try:
+        num_pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    except OSError:  # no Linux: the most that it ever had
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return int(num_pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _installed_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def _host_available_bytes() -> int:
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
@@ -223,11 +245,16 @@ def _host_available_bytes() -> int:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     # No Linux: half of what is installed is a careful guess.
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    return _installed_bytes() // 2
 
 
 def _cgroup_available_bytes() -> list[int]:
-    free = []
+    return [limit - usage for limit, usage in _cgroup_limits()]
+
+
+def _cgroup_limits() -> list[tuple[int, int]]:
+    """``(limit, usage)`` of each memory controller that sets a limit."""
+    limits = []
     for limit_file, usage_file in _CGROUP_FILES:
         try:
             limit = int(Path(limit_file).read_text(encoding="ascii"))
@@ -235,5 +262,5 @@ def _cgroup_available_bytes() -> list[int]:
         except (OSError, ValueError):  # no such controller, or "max"
             continue
         if limit < _NO_LIMIT_BYTES:
-            free.append(limit - usage)
-    return free
+            limits.append((limit, usage))
+    return limits

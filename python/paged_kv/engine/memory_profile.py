@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a step needs besides model and cache: measured by running one."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from paged_kv.engine.memory import total_memory_bytes, used_memory_bytes
+from paged_kv.kv_cache import KVCache, kv_cache_dtype_str_to_dtype
+from paged_kv.metadata import AttentionMetadata
+
+if TYPE_CHECKING:
+    from paged_kv.engine.config import EngineConfig
+    from paged_kv.models import DecoderForCausalLM, LoadedModel
+
+__all__ = ["choose_kv_cache_bytes", "measure_step_bytes", "profile_kv_cache_bytes"]
+
+
+def choose_kv_cache_bytes(loaded: LoadedModel, config: EngineConfig) -> int | None:
+    """Bytes for the cache as the configuration says; None: the default for what is free."""
+    if config.num_blocks is not None or config.kv_cache_memory_bytes is not None:
+        return config.kv_cache_memory_bytes
+    return None if config.memory_utilization is None else profile_kv_cache_bytes(loaded, config)
+
+
+def profile_kv_cache_bytes(loaded: LoadedModel, config: EngineConfig) -> int:
+    """How much memory is left for the cache.
+
+    Args:
+        loaded: The model, in memory.
+        config: ``memory_utilization`` must be set.
+
+    Returns:
+        That share of the memory, less what the process has now, less what a step of full size
+        takes (:func:`measure_step_bytes`).
+
+    Raises:
+        ValueError: Nothing is left.
+
+    Cost: Two steps of full size.
+
+    Source:
+        vLLM 0.32 ``v1/worker/gpu_worker.py::Worker.determine_available_memory``.
+    """
+    if config.memory_utilization is None:
+        msg = "memory_utilization must be set"
+        raise ValueError(msg)
+    step_bytes = measure_step_bytes(loaded, config)
+    budget = int(total_memory_bytes() * config.memory_utilization)
+    num_bytes = budget - used_memory_bytes() - step_bytes
+    if num_bytes <= 0:
+        msg = (
+            f"memory_utilization {config.memory_utilization} is {budget >> 20} MiB: model and "
+            f"process take {used_memory_bytes() >> 20}, a step of {config.max_num_batched_tokens} "
+            f"tokens {step_bytes >> 20}, which leaves nothing for the cache"
+        )
+        raise ValueError(msg)
+    return num_bytes
+
+
+@torch.inference_mode()
+def measure_step_bytes(loaded: LoadedModel, config: EngineConfig) -> int:
+    """Most bytes that a step of full size has allocated at once, besides model and cache.
+
+    The step has ``max_num_batched_tokens`` tokens and samples ``max_num_seqs`` of them. It writes
+    to no cache.
+    """
+    step = _DummyStep(loaded, config)
+    step.run()  # what is made once: packed weights, the library's buffers
+    before = used_memory_bytes()
+    _reset_peak()
+    step.run()
+    return max(_peak_memory_bytes() - before, 0)
+
+
+class _DummyStep:
+    """A step whose sequences all lie in the null block."""
+
+    def __init__(self, loaded: LoadedModel, config: EngineConfig) -> None:
+        self._model: DecoderForCausalLM = loaded.model
+        num_tokens = config.max_num_batched_tokens
+        limit = config.max_model_len or loaded.config.max_position_embeddings
+        # Sequences as long as they may be, the last one shorter.
+        self._query_lens = [min(limit, num_tokens - begin) for begin in range(0, num_tokens, limit)]
+        self._num_samples = min(config.max_num_seqs, num_tokens)
+        self._input_ids = torch.zeros(num_tokens, dtype=torch.int64)
+        self._positions = torch.cat([torch.arange(n) for n in self._query_lens])
+        lens = torch.tensor(self._query_lens, dtype=torch.int32)
+        width = -(-max(self._query_lens) // config.block_size)
+        metadata = AttentionMetadata(
+            query_start_loc=torch.cat([torch.zeros(1, dtype=torch.int32), lens.cumsum(0).int()]),
+            seq_lens=lens,
+            block_tables=torch.zeros(len(lens), width, dtype=torch.int32),
+            slot_mapping=torch.full((num_tokens,), -1, dtype=torch.int64),
+            max_query_len=max(self._query_lens),
+            max_seq_len=max(self._query_lens),
+        )
+        dtype = next(loaded.model.parameters()).dtype
+        cache_dtype = kv_cache_dtype_str_to_dtype(config.kv_cache_dtype, dtype)
+        shape = (1, config.block_size, loaded.config.num_kv_heads, loaded.config.head_size)
+        block = torch.zeros(shape, dtype=cache_dtype)
+        num_layers = loaded.config.num_layers
+        self._caches = [KVCache(block, block, config.kv_cache_dtype)] * num_layers
+        self._metadata = [metadata] * num_layers
+
+    def run(self) -> None:
+        hidden = self._model(self._input_ids, self._positions, self._caches, self._metadata)
+        logits = self._model.compute_logits(hidden[: self._num_samples])
+        # The sampler's copies, where every row is sampled.
+        logits.clone().softmax(dim=-1)
+
+
+def _reset_peak() -> None:
+    # Linux counts the peak anew after this; elsewhere the peak of the whole process stays.
+    path = Path("/proc/self/clear_refs")
+    if path.exists():
+        path.write_text("5", encoding="ascii")
+
+
+def _peak_memory_bytes() -> int:
+    path = Path("/proc/self/status")
+    if path.exists():
+        for line in path.read_text(encoding="ascii").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import pytest
+import torch
+
+from paged_kv.engine import EngineConfig, memory, memory_profile
+
+
+def config(**arguments):
+    arguments = {"max_num_seqs": 8, "max_model_len": 512} | arguments
+    return EngineConfig(**arguments)
+
+
+def test_a_larger_step_takes_more(tiny_llama):
+    small, large = (
+        memory_profile.measure_step_bytes(tiny_llama.loaded, config(max_num_batched_tokens=n))
+        for n in (64, 65536)
+    )
+    # 65,536 tokens: at least the hidden states, and a tensor of gate and up.
+    assert large - small > 65536 * (64 + 2 * 96) * 4
+
+
+def test_measuring_leaves_the_model_as_it_is(tiny_llama):
+    prompt = list(range(20))
+    before = tiny_llama.llm().generate(prompt)[0].outputs[0].token_ids
+    memory_profile.measure_step_bytes(tiny_llama.loaded, config())
+    assert tiny_llama.llm().generate(prompt)[0].outputs[0].token_ids == before
+
+
+def test_the_cache_gets_what_is_left(tiny_llama, monkeypatch):
+    monkeypatch.setattr(memory_profile, "total_memory_bytes", lambda: 10 << 30)
+    monkeypatch.setattr(memory_profile, "used_memory_bytes", lambda: 1 << 30)
+    monkeypatch.setattr(memory_profile, "measure_step_bytes", lambda *_: 2 << 30)
+    given = config(memory_utilization=0.5)
+    assert memory_profile.choose_kv_cache_bytes(tiny_llama.loaded, given) == 2 << 30
+    with pytest.raises(ValueError, match=r"memory_utilization 0\.2 is 2048 MiB: model and process"):
+        memory_profile.choose_kv_cache_bytes(tiny_llama.loaded, config(memory_utilization=0.2))
+
+
+def test_sizes_that_are_given_win(tiny_llama):
+    for given in (config(num_blocks=7, memory_utilization=0.5), config()):
+        assert memory_profile.choose_kv_cache_bytes(tiny_llama.loaded, given) is None
+    given = config(kv_cache_memory_bytes=1000, memory_utilization=0.5)
+    assert memory_profile.choose_kv_cache_bytes(tiny_llama.loaded, given) == 1000
+
+
+def test_an_engine_takes_the_bytes_that_it_is_given(tiny_llama):
+    llm = tiny_llama.llm(num_blocks=None, kv_cache_memory_bytes=1 << 20)
+    block_bytes = llm.engine.cache_engine.num_bytes // llm.engine.cache_engine.num_blocks
+    assert (1 << 20) - block_bytes < llm.engine.cache_engine.num_bytes <= 1 << 20
+
+
+def test_an_engine_profiles_where_a_share_is_given(tiny_llama, monkeypatch):
+    monkeypatch.setattr(memory_profile, "total_memory_bytes", lambda: 64 << 30)
+    monkeypatch.setattr(memory_profile, "used_memory_bytes", lambda: 0)
+    monkeypatch.setattr(memory_profile, "measure_step_bytes", lambda *_: (64 << 30) - (3 << 20))
+    llm = tiny_llama.llm(num_blocks=None, memory_utilization=1.0)
+    assert 2 << 20 < llm.engine.cache_engine.num_bytes <= 3 << 20
+
+
+def test_a_container_limit_counts_as_the_memory(monkeypatch, tmp_path):
+    limit, usage = tmp_path / "max", tmp_path / "current"
+    usage.write_text("1000000\n")
+    limit.write_text("5000000\n")
+    monkeypatch.setattr(memory, "_CGROUP_FILES", ((str(limit), str(usage)),))
+    assert memory.total_memory_bytes() == 5000000
+
+
+def test_the_resident_set_is_what_a_process_uses():
+    before = memory.used_memory_bytes()
+    block = torch.ones(256 << 20, dtype=torch.uint8)
+    assert memory.used_memory_bytes() - before > 128 << 20
+    assert block.sum() == 256 << 20

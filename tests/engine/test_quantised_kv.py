@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantised caches behind the engine: scales, and how near the results are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from paged_kv import SamplingParams
+from paged_kv.engine.kv_scales import calibrate_kv_scales, load_kv_scales, save_kv_scales
+
+PROMPT = torch.randint(0, 199, (60,), generator=torch.Generator().manual_seed(5)).tolist()
+DTYPES = ["fp8", "fp8_e4m3", "fp8_e5m2", "int8"]
+PARAMS = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
+
+
+def prompt_logprobs(llm):
+    (output,) = llm.generate(PROMPT, PARAMS)
+    positions = zip(output.prompt_logprobs[1:], PROMPT[1:], strict=True)
+    return torch.tensor([position[token].logprob for position, token in positions])
+
+
+@pytest.fixture(scope="module")
+def exact(tiny_llama):
+    return prompt_logprobs(tiny_llama.llm())
+
+
+@pytest.mark.parametrize("kv_cache_dtype", DTYPES)
+def test_scales_of_a_calibration_keep_the_results_near(tiny_llama, exact, kv_cache_dtype):
+    scales = calibrate_kv_scales(tiny_llama.loaded, kv_cache_dtype, [PROMPT])
+    llm = tiny_llama.llm(kv_cache_dtype=kv_cache_dtype, kv_scales=scales)
+    near = (prompt_logprobs(llm) - exact).abs().mean()
+    wrong = {name: (k * 40, v * 40) for name, (k, v) in scales.items()}
+    far_llm = tiny_llama.llm(kv_cache_dtype=kv_cache_dtype, kv_scales=wrong)
+    far = (prompt_logprobs(far_llm) - exact).abs().mean()
+    assert 0 < near < (0.6 if kv_cache_dtype == "fp8_e5m2" else 0.3)
+    # The precision of fp8 hardly depends on the scale.
+    assert far > near if kv_cache_dtype == "int8" else far > 0
+
+
+def test_a_quantised_cache_takes_a_quarter_of_the_memory(tiny_llama):
+    exact_bytes = tiny_llama.llm().engine.cache_engine.num_bytes
+    assert tiny_llama.llm(kv_cache_dtype="int8").engine.cache_engine.num_bytes * 4 == exact_bytes
+
+
+def test_scales_are_those_of_the_largest_key_and_value_of_each_head(tiny_llama):
+    scales = calibrate_kv_scales(tiny_llama.loaded, "int8", [PROMPT[:20], PROMPT])
+    llm = tiny_llama.llm(enable_prefix_caching=False)
+    llm.generate(PROMPT, SamplingParams(temperature=0.0, max_tokens=1))
+    for name, cache in llm.engine.cache_engine.kv_caches.items():
+        for scale, tensor in zip(scales[name], (cache.key, cache.value), strict=True):
+            largest = tensor.abs().amax(dim=(0, 1, 3))
+            assert torch.all(scale * 127 >= largest)
+            torch.testing.assert_close(scale, largest * 1.1 / 127, rtol=0.3, atol=0)
+
+
+def test_without_scales_the_engine_finds_some(tiny_llama, exact):
+    llm = tiny_llama.llm(kv_cache_dtype="int8")
+    assert (prompt_logprobs(llm) - exact).abs().mean() < 0.5
+    cache = next(iter(llm.engine.cache_engine.kv_caches.values()))
+    assert cache.k_scale.shape == (2,)
+    assert torch.all(cache.k_scale != 1)
+
+
+def test_scales_survive_a_file(tiny_llama, tmp_path):
+    scales = calibrate_kv_scales(tiny_llama.loaded, "fp8", [PROMPT])
+    save_kv_scales(tmp_path / "scales.json", scales)
+    loaded = load_kv_scales(tmp_path / "scales.json")
+    assert loaded.keys() == scales.keys()
+    for name, pair in scales.items():
+        for before, after in zip(pair, loaded[name], strict=True):
+            assert torch.equal(before, after)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}x", '{"a": {"k_scale": [1]}}', '{"a": {"k_scale": [0], "v_scale": [1]}}']
+)
+def test_a_file_that_holds_no_scales_is_refused(tmp_path, text):
+    path = tmp_path / "scales.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"scales\.json: not a file of scales"):
+        load_kv_scales(path)
+
+
+def test_wrong_arguments_are_refused(tiny_llama):
+    with pytest.raises(ValueError, match="kv_cache_dtype must be one of fp8"):
+        calibrate_kv_scales(tiny_llama.loaded, "auto", [PROMPT])
+    with pytest.raises(ValueError, match="prompts must be lists of at least one token"):
+        calibrate_kv_scales(tiny_llama.loaded, "int8", [[]])
