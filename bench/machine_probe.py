@@ -44,15 +44,17 @@ class Bound:
     Attributes:
         read: Seconds to read the bytes that the kernel reads.
         compute: Seconds for as many operations as the kernel's, as fp32 multiply-adds.
+        compute_name: How these were measured.
     """
 
     read: Timing
     compute: Timing
+    compute_name: str = "FMA"
 
     @property
     def limit(self) -> str:
         """Which of the two binds."""
-        return "read" if self.read.median_s >= self.compute.median_s else "FMA"
+        return "read" if self.read.median_s >= self.compute.median_s else self.compute_name
 
     @property
     def timing(self) -> Timing:

@@ -2,7 +2,8 @@
 """Runs benchmark suites: ``python bench/run.py [--suite NAME ...] [--samples N] [--out FOLDER]``.
 
 vLLM has an environment of its own (see ``peer.py``); ``--peer vllm --peer-python
-vllm-env/bin/python`` adds it to the suite ``attention``, and makes the suite ``host`` possible.
+vllm-env/bin/python`` adds it to the suites ``attention`` and ``engine``, and makes the suite
+``host`` possible. ``--peer vllm,transformers`` adds both to ``engine``.
 
 A suite yields rows; a row names its case, our time and what it is compared with in the same run
 (peers, a measured bound). Results go to ``bench/results/<suite>.json`` with machine and command.
@@ -22,6 +23,7 @@ import torch
 
 import bench_attention
 import bench_cache
+import bench_engine
 import bench_generate
 import bench_host
 import bench_pool
@@ -31,15 +33,17 @@ from timing import machine
 if TYPE_CHECKING:
     from timing import Row
 
-ATTENTION = "attention"
+ATTENTION, ENGINE = "attention", "engine"
 SUITES = {
     "pool": bench_pool.rows,
     "cache": bench_cache.rows,
     ATTENTION: bench_attention.rows,
     "scaling": bench_scaling.rows,
     "generate": bench_generate.rows,
+    ENGINE: bench_engine.rows,
 }
-HOST = "host"  # needs a peer
+HOST = "host"  # needs vLLM
+VLLM, TRANSFORMERS = bench_engine.VLLM, bench_engine.TRANSFORMERS
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -49,7 +53,13 @@ def main() -> None:
     parser.add_argument("--suite", action="append", choices=[*SUITES, HOST], help="default: all")
     parser.add_argument("--samples", type=int, default=21, help="per candidate (default: 21)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON files")
-    parser.add_argument("--peer", choices=["vllm"], help="a peer for attention and host")
+    parser.add_argument(
+        "--peer",
+        action="append",
+        default=[],
+        type=parse_peers,
+        help="vllm (for attention, host and engine), transformers (for engine), or both: a,b",
+    )
     parser.add_argument("--only", help="part of the names of the cases of attention to run")
     parser.add_argument(
         "--peer-python",
@@ -58,18 +68,17 @@ def main() -> None:
         help="the peer's Python (default: $PAGED_KV_BENCH_PEER_PYTHON)",
     )
     args = parser.parse_args()
+    peers = list(dict.fromkeys(name for names in args.peer for name in names))
     suites = dict(SUITES)
-    if args.peer:
+    vllm_python = args.peer_python if VLLM in peers else None
+    if VLLM in peers:
         if args.peer_python is None:
-            parser.error("--peer needs --peer-python")
-        suites[HOST] = partial(bench_host.rows, peer_python=args.peer_python)
+            parser.error("--peer vllm needs --peer-python")
+        suites[HOST] = partial(bench_host.rows, peer_python=vllm_python)
     elif HOST in (args.suite or ()):
         parser.error("--suite host needs --peer vllm")
-    suites[ATTENTION] = partial(
-        bench_attention.rows,
-        peer_python=args.peer_python if args.peer else None,
-        only=args.only,
-    )
+    suites[ENGINE] = partial(bench_engine.rows, peers=peers, peer_python=vllm_python)
+    suites[ATTENTION] = partial(bench_attention.rows, peer_python=vllm_python, only=args.only)
     args.out.mkdir(parents=True, exist_ok=True)
     num_threads = torch.get_num_threads()
     for suite in args.suite or suites:
@@ -80,6 +89,20 @@ def main() -> None:
             rows.append(row)
         _write(args.out / f"{suite}.json", rows)
         torch.set_num_threads(num_threads)  # the suite host works on one
+
+
+def parse_peers(text: str) -> list[str]:
+    """Names of peers, separated by commas.
+
+    Raises:
+        argparse.ArgumentTypeError: One that is not known.
+    """
+    names = text.split(",")
+    for name in names:
+        if name not in bench_engine.WORKERS:
+            msg = f"{name!r} is no peer: {' and '.join(bench_engine.WORKERS)} are"
+            raise argparse.ArgumentTypeError(msg)
+    return names
 
 
 def _write(path: Path, rows: list[Row]) -> None:
