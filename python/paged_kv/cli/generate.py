@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paged_kv.cli.options import engine_options, sampling_params
+from paged_kv.cli.stdout import can_carry_unicode, write
 from paged_kv.engine import LLM, SamplingParams
 from paged_kv.models.optional import import_optional
 
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from paged_kv.engine import LLMEngine, RequestOutput
+    from paged_kv.engine import CompletionOutput, LLMEngine, RequestOutput
     from paged_kv.engine.inputs import EncodedPrompt
     from paged_kv.engine.logprobs import LogprobsAtPosition
     from paged_kv.engine.stats import BlockMap
@@ -43,15 +46,13 @@ def generate(arguments: argparse.Namespace) -> int:
     console = Console(stderr=True, highlight=False)
     llm = LLM(
         arguments.model,
-        dtype=arguments.dtype,
-        block_size=arguments.block_size,
-        num_blocks=arguments.num_blocks,
-        enable_prefix_caching=not arguments.no_prefix_caching,
-        seed=arguments.seed,
+        max_num_seqs=arguments.max_num_seqs,
+        preemption_mode=arguments.preemption_mode,
+        **engine_options(arguments),
     )
     prompts = [_encode(llm, text, arguments.chat) for text in texts]
     recorder = _BlockMapRecorder() if arguments.show_blocks else None
-    if arguments.format == "text" and len(prompts) == 1:
+    if arguments.format == "text" and len(prompts) == params.n == 1:
         results = [_stream_one(llm, prompts[0], params, recorder)]
     else:
         results = _run_batch(llm, prompts, params, recorder, console)
@@ -60,7 +61,12 @@ def generate(arguments: argparse.Namespace) -> int:
     if recorder is not None and recorder.block_map is not None:
         from paged_kv.cli.block_map import draw_block_map
 
-        prompt_of = {r.request_id: text for r, text in zip(results, texts, strict=True)}
+        # The blocks of further completions are those of requests with a number at the end.
+        prompt_of = {
+            f"{result.request_id}/{i}" if i else result.request_id: text
+            for result, text in zip(results, texts, strict=True)
+            for i in range(params.n)
+        }
         draw_block_map(recorder.block_map, prompt_of, console)
     _print_summary(llm, console)
     return 0
@@ -84,22 +90,8 @@ def _sampling_params(arguments: argparse.Namespace) -> SamplingParams:
     if arguments.logprobs is not None and arguments.format != "json":
         msg = "--logprobs needs --format json"
         raise ValueError(msg)
-    return SamplingParams(
-        temperature=arguments.temperature,
-        top_k=arguments.top_k,
-        top_p=arguments.top_p,
-        min_p=arguments.min_p,
-        repetition_penalty=arguments.repetition_penalty,
-        presence_penalty=arguments.presence_penalty,
-        frequency_penalty=arguments.frequency_penalty,
-        bad_words=arguments.bad_word,
-        logprobs=arguments.logprobs,
-        seed=arguments.seed,
-        stop=arguments.stop,
-        max_tokens=arguments.max_tokens,
-        min_tokens=arguments.min_tokens,
-        ignore_eos=arguments.ignore_eos,
-    )
+    params = sampling_params(arguments)
+    return dataclasses.replace(params, n=arguments.n, logprobs=arguments.logprobs)
 
 
 def _read_prompts(arguments: argparse.Namespace) -> list[str]:
@@ -148,9 +140,9 @@ def _stream_one(
 ) -> RequestOutput:
     result = None
     for update in llm.stream(prompt, params, on_step=on_step):
-        _write(update.text)
+        write(update.text)
         result = update.result
-    _write("\n")
+    write("\n")
     if result is None:
         msg = "the stream ended without a result"
         raise RuntimeError(msg)
@@ -200,28 +192,41 @@ def _progress_bar(console: Console, num_prompts: int) -> Iterator[Callable[[LLME
 
 
 def _print_results(results: list[RequestOutput], output_format: str) -> None:
-    for result in results:
+    for number, result in enumerate(results, start=1):
         if output_format == "json":
-            _write(_to_json(result) + "\n")
-        else:
-            _write(f"[{int(result.request_id) + 1}] {result.outputs[0].text}\n")
+            write(_to_json(result) + "\n")
+            continue
+        for completion in result.outputs:
+            # The number of the prompt, of the completion, or both.
+            label = [str(number)] if len(results) > 1 else []
+            label += [str(completion.index + 1)] if len(result.outputs) > 1 else []
+            write(f"[{'.'.join(label)}] {completion.text}\n")
 
 
 def _to_json(result: RequestOutput) -> str:
-    completion = result.outputs[0]
     record: dict[str, object] = {
         "prompt": result.prompt,
         "prompt_token_ids": list(result.prompt_token_ids),
+    }
+    if len(result.outputs) == 1:
+        record |= _completion_record(result.outputs[0])
+    else:
+        record["outputs"] = [_completion_record(completion) for completion in result.outputs]
+    record["num_cached_tokens"] = result.num_cached_tokens
+    # Escapes keep the line valid where stdout cannot carry every character.
+    return json.dumps(record, ensure_ascii=not can_carry_unicode())
+
+
+def _completion_record(completion: CompletionOutput) -> dict[str, object]:
+    record: dict[str, object] = {
         "token_ids": list(completion.token_ids),
         "text": completion.text,
         "finish_reason": completion.finish_reason,
-        "num_cached_tokens": result.num_cached_tokens,
     }
     if completion.logprobs is not None:
         record["cumulative_logprob"] = completion.cumulative_logprob
         record["logprobs"] = [_logprobs_to_json(position) for position in completion.logprobs]
-    # Escapes keep the line valid where stdout cannot carry every character.
-    return json.dumps(record, ensure_ascii=not _is_utf8(sys.stdout.encoding))
+    return record
 
 
 def _logprobs_to_json(position: LogprobsAtPosition) -> list[dict[str, object]]:
@@ -234,18 +239,6 @@ def _logprobs_to_json(position: LogprobsAtPosition) -> list[dict[str, object]]:
         }
         for token_id, entry in position.items()
     ]
-
-
-def _is_utf8(encoding: str | None) -> bool:
-    return (encoding or "").lower().replace("-", "") == "utf8"
-
-
-def _write(text: str) -> None:
-    if not _is_utf8(sys.stdout.encoding):
-        encoding = sys.stdout.encoding or "ascii"
-        text = text.encode(encoding, errors="replace").decode(encoding)
-    sys.stdout.write(text)
-    sys.stdout.flush()
 
 
 def _print_summary(llm: LLM, console: Console) -> None:

@@ -9,6 +9,11 @@ import sys
 from typing import TYPE_CHECKING, NoReturn
 
 import paged_kv
+from paged_kv.cli.arguments import (
+    add_cache_arguments,
+    add_model_argument,
+    add_sampling_arguments,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,6 +77,7 @@ def _build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"paged-kv {paged_kv.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_generate(commands)
+    _add_chat(commands)
     info = commands.add_parser(
         "info", help="show versions, CPU features and ops", allow_abbrev=False
     )
@@ -82,12 +88,7 @@ def _build_parser() -> argparse.ArgumentParser:
 def _add_generate(commands: argparse._SubParsersAction[_Parser]) -> None:
     parser = commands.add_parser("generate", help="generate text", allow_abbrev=False)
     parser.set_defaults(run=_run_generate)
-    parser.add_argument(
-        "--model",
-        required=True,
-        metavar="M",
-        help="folder, GGUF file, hub id, smollm2-135m or gemma3-270m",
-    )
+    add_model_argument(parser)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "--prompt", action="append", metavar="P", help="a prompt; repeat for a batch"
@@ -97,40 +98,20 @@ def _add_generate(commands: argparse._SubParsersAction[_Parser]) -> None:
     )
     parser.add_argument("--chat", action="store_true", help="prompts are user messages of a chat")
 
-    sampling = parser.add_argument_group("sampling")
-    sampling.add_argument("--max-tokens", type=int, default=64, metavar="N")
-    sampling.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0: greedy")
-    sampling.add_argument("--top-k", type=int, default=0, metavar="K", help="0: no limit")
-    sampling.add_argument("--top-p", type=float, default=1.0, metavar="P")
-    sampling.add_argument("--min-p", type=float, default=0.0, metavar="P")
-    for name in ("repetition", "presence", "frequency"):
-        default = 1.0 if name == "repetition" else 0.0
-        sampling.add_argument(
-            f"--{name}-penalty", type=float, default=default, metavar="P", help=f"{default:g}: none"
-        )
+    sampling = add_sampling_arguments(parser, max_tokens=64, temperature=0.0, top_p=1.0)
     sampling.add_argument(
-        "--bad-word",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="a word that may not come out; repeatable",
+        "--n", type=int, default=1, metavar="N", help="completions of each prompt"
     )
-    sampling.add_argument("--seed", type=int, default=0, metavar="S")
-    sampling.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="end before it; repeatable"
-    )
-    sampling.add_argument("--ignore-eos", action="store_true")
-    sampling.add_argument(
-        "--min-tokens", type=int, default=0, metavar="N", help="no end before so many tokens"
-    )
-
-    cache = parser.add_argument_group("KV cache")
-    cache.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
-    cache.add_argument("--block-size", type=int, default=16, metavar="B", help="tokens per block")
+    cache = add_cache_arguments(parser)
     cache.add_argument(
-        "--num-blocks", type=int, metavar="K", help="default: from the memory that is free"
+        "--max-num-seqs", type=int, default=256, metavar="N", help="most that run at once"
     )
-    cache.add_argument("--no-prefix-caching", action="store_true")
+    cache.add_argument(
+        "--preemption-mode",
+        default="recompute",
+        choices=("recompute", "swap"),
+        help="what becomes of a request that has to make room",
+    )
 
     output = parser.add_argument_group("output")
     output.add_argument("--format", default="text", choices=("text", "json"))
@@ -145,11 +126,31 @@ def _add_generate(commands: argparse._SubParsersAction[_Parser]) -> None:
     )
 
 
+def _add_chat(commands: argparse._SubParsersAction[_Parser]) -> None:
+    parser = commands.add_parser(
+        "chat",
+        help="talk to a model",
+        description="Talk to a model; /help lists commands. From a pipe: one message a line.",
+        allow_abbrev=False,
+    )
+    parser.set_defaults(run=_run_chat)
+    add_model_argument(parser)
+    parser.add_argument("--system", metavar="TEXT", help="tell the model how to behave")
+    add_sampling_arguments(parser, max_tokens=512, temperature=0.7, top_p=0.95)
+    add_cache_arguments(parser)
+
+
 # The commands are imported when they run: --version and --help need no torch.
 def _run_generate(arguments: argparse.Namespace) -> int:
     from paged_kv.cli.generate import generate
 
     return generate(arguments)
+
+
+def _run_chat(arguments: argparse.Namespace) -> int:
+    from paged_kv.cli.chat import chat
+
+    return chat(arguments)
 
 
 def _run_info(arguments: argparse.Namespace) -> int:  # noqa: ARG001

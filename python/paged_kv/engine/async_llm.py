@@ -50,6 +50,7 @@ class AsyncLLM:
 
     Attributes:
         tokenizer: The model's tokenizer, ``None`` if it has none.
+        max_model_len: Most tokens of a request, prompt and output together.
 
     Raises:
         ValueError: As :class:`~paged_kv.engine.llm.LLM`, and so are the others.
@@ -82,6 +83,7 @@ class AsyncLLM:
     ) -> None:
         self._llm = LLM(model, **options)
         self.tokenizer: Tokenizer | None = self._llm.tokenizer
+        self.max_model_len = self._llm.engine.max_model_len
         self._thread = EngineThread(self._llm.engine)
         # Not joined here: this may run inside of the garbage collector.
         weakref.finalize(self, self._thread.stop)

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flags of ``paged-kv generate`` for the cache, the scheduler and several completions."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from paged_kv.cli import main
+
+
+def test_n_completions_are_in_the_json_and_numbered_in_the_text(generate):
+    flags = ("--n", 3, "--temperature", 1, "--seed", 1)
+    status, stdout, _ = generate(*flags, "--format", "json", prompts=("hello", "you"))
+    assert status == 0
+    records = [json.loads(line) for line in stdout.splitlines()]
+    assert [list(r) for r in records] == 2 * [
+        ["prompt", "prompt_token_ids", "outputs", "num_cached_tokens"]
+    ]
+    completions = [completion for record in records for completion in record["outputs"]]
+    for record in records:
+        assert len({tuple(completion["token_ids"]) for completion in record["outputs"]}) == 3
+    assert list(completions[0]) == ["token_ids", "text", "finish_reason"]
+    _, stdout, _ = generate(*flags, prompts=("hello", "you"))
+    for label, completion in zip(
+        ("1.1", "1.2", "1.3", "2.1", "2.2", "2.3"), completions, strict=True
+    ):
+        assert f"[{label}] {completion['text']}\n" in stdout
+    _, stdout, _ = generate(*flags)
+    assert stdout.startswith("[1] ")
+
+
+def test_completions_share_the_blocks_of_their_prompt(generate):
+    flags = ("--n", 2, "--temperature", 1, "--show-blocks")
+    _, _, stderr = generate(*flags, prompts=("a prompt of more than one block",))
+    assert "1* " in stderr
+
+
+def test_sizes_of_the_cache(generate):
+    quantised, memory = ("--kv-cache-dtype", "int8"), ("--dtype", "bfloat16")
+    _, _, plain = generate()
+    _, _, eight_bits = generate(*quantised)
+    # 64 blocks * 16 tokens * 2 layers * 2 (key, value) * 32 elements * 4 bytes or 1
+    assert "KV cache:    0.5 MiB" in plain
+    assert "KV cache:    0.1 MiB" in eight_bits
+    assert generate(*memory)[0] == 0
+
+
+@pytest.mark.parametrize("size", ["256K", "0.25MiB", "262144"])
+def test_memory_of_the_cache(model, capsys, size):
+    argv = ["generate", "--model", str(model), "--prompt", "a", "--max-tokens", "2"]
+    assert main([*argv, "--kv-cache-memory", size]) == 0
+    # 32 blocks of 8 KiB
+    assert "of 31 used at most" in capsys.readouterr().err
+
+
+def test_max_model_len_cuts_the_answer(generate):
+    _, stdout, _ = generate("--max-model-len", 8, "--format", "json")
+    assert len(json.loads(stdout)["token_ids"]) == 3
+
+
+def test_max_num_seqs_and_preemption_mode_change_no_text(generate):
+    prompts = [f"prompt number {i}" for i in range(6)]
+    flags = ("--format", "json", "--max-tokens", 24)
+    _, expected, _ = generate(*flags, prompts=prompts)
+    tight = ("--num-blocks", 8, "--no-prefix-caching")
+    for more in (("--max-num-seqs", 1), ("--preemption-mode", "swap", *tight), tight):
+        status, stdout, stderr = generate(*flags, *more, prompts=prompts)
+        assert status == 0
+        assert [json.loads(r)["token_ids"] for r in stdout.splitlines()] == [
+            json.loads(r)["token_ids"] for r in expected.splitlines()
+        ]
+        assert ("preemptions" in stderr) == (tight[0] in more)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--n", "0"), "n must be"),
+        (("--max-num-seqs", "0"), "max_num_seqs must be at least 1"),
+        (("--kv-cache-memory", "lots"), "expected a size such as 512M"),
+        (("--kv-cache-memory", "1G"), "not allowed with argument"),
+        (("--preemption-mode", "wait"), "--preemption-mode"),
+    ],
+)
+def test_a_wrong_argument_is_one_line(generate, arguments, message):
+    status, stdout, stderr = generate(*arguments)
+    assert (status, stdout) == (2, "")
+    assert len(stderr.splitlines()) == 1
+    assert message in stderr
