@@ -12,7 +12,7 @@ from paged_kv.engine.stats import BlockMap, RequestBlocks
 TWO_REQUESTS = BlockMap(
     num_blocks=40,
     block_size=16,
-    requests=(RequestBlocks("7", (3, 1, 4), 37), RequestBlocks("8", (3, 1, 5), 33)),
+    requests=(RequestBlocks("7", ((3, 1, 4),), 37), RequestBlocks("8", ((3, 1, 5),), 33)),
     idle_cached_block_ids=frozenset({9}),
 )
 
@@ -52,7 +52,7 @@ def test_drawing_fits_into_80_columns_in_any_encoding(encoding):
         num_blocks=300,
         block_size=16,
         requests=tuple(
-            RequestBlocks(str(i), tuple(range(1 + 4 * i, 5 + 4 * i)), 50 + i % 14)
+            RequestBlocks(str(i), (tuple(range(1 + 4 * i, 5 + 4 * i)),), 50 + i % 14)
             for i in range(60)
         ),
         idle_cached_block_ids=frozenset(range(280, 300)),

@@ -55,6 +55,12 @@ def test_memory_of_the_cache(model, capsys, size):
     assert "of 31 used at most" in capsys.readouterr().err
 
 
+def test_a_share_of_the_memory_that_is_none_is_refused(model, capsys):
+    argv = ["generate", "--model", str(model), "--prompt", "a"]
+    assert main([*argv, "--memory-utilization", "1.5"]) == 2
+    assert "memory_utilization must be in (0, 1], got 1.5" in capsys.readouterr().err
+
+
 def test_max_model_len_cuts_the_answer(generate):
     _, stdout, _ = generate("--max-model-len", 8, "--format", "json")
     assert len(json.loads(stdout)["token_ids"]) == 3
@@ -80,6 +86,7 @@ def test_max_num_seqs_and_preemption_mode_change_no_text(generate):
         (("--n", "0"), "n must be"),
         (("--max-num-seqs", "0"), "max_num_seqs must be at least 1"),
         (("--kv-cache-memory", "lots"), "expected a size such as 512M"),
+        (("--memory-utilization", "0.5"), "not allowed with argument"),
         (("--kv-cache-memory", "1G"), "not allowed with argument"),
         (("--preemption-mode", "wait"), "--preemption-mode"),
     ],

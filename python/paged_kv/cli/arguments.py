@@ -100,6 +100,12 @@ def add_cache_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGr
     size.add_argument(
         "--kv-cache-memory", type=num_bytes, metavar="SIZE", help="of the cache, such as 512M or 2G"
     )
+    size.add_argument(
+        "--memory-utilization",
+        type=float,
+        metavar="SHARE",
+        help="of the memory that model, a step (measured) and cache may take; in (0, 1]",
+    )
     group.add_argument(
         "--max-model-len",
         type=int,

@@ -44,6 +44,7 @@ def engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
         "block_size": arguments.block_size,
         "num_blocks": arguments.num_blocks,
         "kv_cache_memory_bytes": arguments.kv_cache_memory,
+        "memory_utilization": arguments.memory_utilization,
         "max_model_len": arguments.max_model_len,
         "enable_prefix_caching": not arguments.no_prefix_caching,
         "seed": arguments.seed,
