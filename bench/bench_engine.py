@@ -87,9 +87,19 @@ class Share:
 
 
 def rows(
-    num_samples: int, peers: Sequence[str] = (), peer_python: Path | None = None
+    num_samples: int,
+    peers: Sequence[str] = (),
+    peer_python: Path | None = None,
+    only: str | None = None,
 ) -> Iterator[Row | Share]:
-    """All cases in fp32, some in bf16, what the cache holds, and a step of the scheduler."""
+    """All cases in fp32, some in bf16, what the cache holds, and a step of the scheduler.
+
+    Args:
+        num_samples: Samples of each engine, at most `MAX_SAMPLES` and at least two.
+        peers: Names in `WORKERS`.
+        peer_python: vLLM's Python.
+        only: Part of the names of the cases to run; None: all, and the other rows.
+    """
     num_samples = max(2, min(num_samples, MAX_SAMPLES))
     loaded = load_model(MODEL)
     with tempfile.TemporaryDirectory() as folder:
@@ -97,22 +107,28 @@ def rows(
         write_model_folder(loaded, Path(folder))
         bounds = Bounds(loaded)
         for name, dtype in DTYPES.items():
-            cases = CASES if dtype == torch.float32 else {case: CASES[case] for case in BF16_CASES}
+            cases = {
+                title: CASES[case]
+                for case in (CASES if dtype == torch.float32 else BF16_CASES)
+                if (only or "") in (title := f"{name}, {case}")
+            }
+            if not cases:
+                continue
             model = loaded if dtype == torch.float32 else load_model(MODEL, dtype=dtype)
+            share = dtype.itemsize / torch.float32.itemsize
             with ExitStack() as stack:
                 running = {
                     peer: stack.enter_context(closing(_start(peer, peer_python, folder, dtype)))
                     for peer in peers
                 }
                 engine = PagedKV(model)
-                for case_name, case in cases.items():
-                    title = f"{name}, {case_name}"
-                    share = dtype.itemsize / torch.float32.itemsize
+                for title, case in cases.items():
                     yield _row(title, engine, case, running, bounds, num_samples, share)
-                if dtype == torch.float32:
+                if dtype == torch.float32 and only is None:
                     yield _cache_row(engine, PagedKV(model, enable_prefix_caching=False))
                     yield _scheduler_row(running, num_samples)
-        yield kv_memory(loaded)
+        if only is None:
+            yield kv_memory(loaded)
 
 
 class Bounds:

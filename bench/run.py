@@ -60,7 +60,7 @@ def main() -> None:
         type=parse_peers,
         help="vllm (for attention, host and engine), transformers (for engine), or both: a,b",
     )
-    parser.add_argument("--only", help="part of the names of the cases of attention to run")
+    parser.add_argument("--only", help="part of the names of the cases to run (attention, engine)")
     parser.add_argument(
         "--peer-python",
         type=Path,
@@ -77,7 +77,9 @@ def main() -> None:
         suites[HOST] = partial(bench_host.rows, peer_python=vllm_python)
     elif HOST in (args.suite or ()):
         parser.error("--suite host needs --peer vllm")
-    suites[ENGINE] = partial(bench_engine.rows, peers=peers, peer_python=vllm_python)
+    suites[ENGINE] = partial(
+        bench_engine.rows, peers=peers, peer_python=vllm_python, only=args.only
+    )
     suites[ATTENTION] = partial(bench_attention.rows, peer_python=vllm_python, only=args.only)
     args.out.mkdir(parents=True, exist_ok=True)
     num_threads = torch.get_num_threads()
