@@ -22,7 +22,16 @@ MAX_LINES_KERNEL = 500
 # Units of the host core, lowest layer first. A header includes headers of its own layer or of lower
 # ones; a new unit takes its place here.
 CORE_LAYERS = (
-    ("check", "ids", "math", "strided_view", "big_endian", "huge_pages"),
+    (
+        "check",
+        "ids",
+        "math",
+        "strided_view",
+        "big_endian",
+        "huge_pages",
+        "make_room",
+        "token_checks",
+    ),
     (
         *("sha256", "xxh3", "cbor", "prefix_contents", "block_hash", "request_hash"),
         *("kv_block", "free_queue", "index_table", "block_hash_map"),
