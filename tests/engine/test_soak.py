@@ -260,3 +260,11 @@ def test_after_a_fault_the_engine_is_empty_and_serves_on(case):
     run = soak(case, 0.004)
     assert run.num_faults > 5
     assert run.num_completed > run.num_faults
+
+
+def test_a_step_holds_the_longest_prompt_if_it_must_not_be_cut():
+    """Else a prompt that is longer than a step would wait for ever."""
+    sizes = {"block_size": 4, "num_blocks": 80, "max_num_seqs": 8, "enable_chunked_prefill": False}
+    with pytest.raises(ValueError, match="at least max_model_len, here 256"):
+        LLMEngine(load_digest_model(None), EngineConfig(max_num_batched_tokens=255, **sizes))
+    LLMEngine(load_digest_model(None), EngineConfig(max_num_batched_tokens=256, **sizes))

@@ -80,7 +80,8 @@ class LLMEngine:
             least one token shorter.
 
     Raises:
-        ValueError: ``max_model_len`` is more than the model or the pool allows.
+        ValueError: ``max_model_len`` is more than the model or the pool allows, or, without chunked
+            prefill, than ``max_num_batched_tokens``.
         MemoryError: The cache cannot be allocated.
 
     Notes:
@@ -112,6 +113,12 @@ class LLMEngine:
             max_num_batched_tokens=config.max_num_batched_tokens,
         )
         self.max_model_len = plan.max_model_len
+        if not config.enable_chunked_prefill and config.max_num_batched_tokens < self.max_model_len:
+            msg = (
+                f"max_num_batched_tokens is {config.max_num_batched_tokens}: without chunked "
+                f"prefill it must be at least max_model_len, here {self.max_model_len}"
+            )
+            raise ValueError(msg)
         self._model_limit = loaded.config.max_position_embeddings
         num_swap_blocks = 0
         if config.preemption_mode == "swap":
