@@ -37,6 +37,22 @@ def test_beams_share_blocks_and_give_them_back():
     assert "free blocks: 79 of 79" in output
 
 
+def test_the_cache_in_a_model_of_ones_own():
+    """It compares the logits of each step with dense attention."""
+    output = output_of(EXAMPLES / "in_your_own_model.py")
+    tables = [ids.split(", ") for ids in re.findall(r"\d+ tokens in blocks \[(.*)\]", output)]
+    assert tables[2][:2] == tables[0][:2], "a prefix of two blocks is shared"
+    assert [len(ids) for ids in tables] == [4, 3, 4]
+    assert "free blocks: 31 of 31" in output
+
+
+def test_the_paged_step_of_a_model_of_ones_own_is_short():
+    """What docs/quickstart.md says: thirty lines around the two ops."""
+    tree = ast.parse((EXAMPLES / "in_your_own_model.py").read_text(encoding="utf-8"))
+    (step,) = [node for node in tree.body if getattr(node, "name", None) == "step"]
+    assert len([node for node in ast.walk(step) if isinstance(node, ast.stmt)]) <= 30
+
+
 def test_example_keeps_the_promise_of_its_name():
     """Without imports and docstrings, 30 statements at most."""
     tree = ast.parse(EXAMPLE.read_text(encoding="utf-8"))
