@@ -21,7 +21,13 @@ if TYPE_CHECKING:
     from paged_kv.kv_cache import KVCache
     from paged_kv.models import LoadedModel
 
-__all__ = ["KVScales", "calibrate_kv_scales", "load_kv_scales", "save_kv_scales"]
+__all__ = [
+    "KVScales",
+    "calibrate_kv_scales",
+    "choose_kv_scales",
+    "load_kv_scales",
+    "save_kv_scales",
+]
 
 KVScales: TypeAlias = "Mapping[str, tuple[Tensor, Tensor]]"
 """For each layer by name ``(k_scale, v_scale)``, float32 ``[1]`` or ``[num_kv_heads]``."""
@@ -89,6 +95,15 @@ def calibrate_kv_scales(
             )
     divisor = _LARGEST[kv_cache_dtype] / _MARGIN
     return {name: (_scale(k, divisor), _scale(v, divisor)) for name, (k, v) in largest.items()}
+
+
+def choose_kv_scales(
+    loaded: LoadedModel, config: EngineConfig, kv_scales: KVScales | None
+) -> KVScales | None:
+    """The scales that were given; for a quantised cache without any, those of random tokens."""
+    if config.kv_cache_dtype == "auto" or kv_scales is not None:
+        return kv_scales
+    return calibrate_kv_scales(loaded, config.kv_cache_dtype, block_size=config.block_size)
 
 
 def save_kv_scales(path: str | Path, scales: KVScales) -> None:

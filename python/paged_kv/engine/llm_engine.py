@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,10 +12,11 @@ import torch
 from paged_kv._core import KVCacheManager
 from paged_kv.engine.cache_engine import CacheEngine
 from paged_kv.engine.input_batch import InputBatch
-from paged_kv.engine.kv_scales import calibrate_kv_scales
+from paged_kv.engine.kv_scales import choose_kv_scales
 from paged_kv.engine.memory import plan_kv_cache
 from paged_kv.engine.memory_profile import choose_kv_cache_bytes
 from paged_kv.engine.model_runner import ModelRunner
+from paged_kv.engine.outputs import RequestUpdate
 from paged_kv.engine.request import RequestStatus
 from paged_kv.engine.request_factory import RequestFactory
 from paged_kv.engine.sampler import SampledTokens, Sampler
@@ -42,26 +42,6 @@ __all__ = ["LLMEngine", "RequestUpdate"]
 
 # Rows of logits that are held at once for the log probabilities of a prompt.
 _LOGPROB_ROWS = 256
-
-
-@dataclass(frozen=True, slots=True)
-class RequestUpdate:
-    """What one step added to one completion.
-
-    Attributes:
-        request_id: Which request.
-        index: Which of its completions.
-        text: New text, often empty: a token may end inside a character, and text that may become
-            a stop string is held back. All pieces joined are the final text.
-        token_id: The new token.
-        result: The request's output once all its completions are finished, ``None`` before.
-    """
-
-    request_id: str
-    index: int
-    text: str
-    token_id: int
-    result: RequestOutput | None
 
 
 class LLMEngine:
@@ -126,7 +106,7 @@ class LLMEngine:
         self.cache_engine = CacheEngine(
             plan.kv_cache_config,
             kv_cache_dtype=config.kv_cache_dtype,
-            kv_scales=_choose_kv_scales(loaded, config, kv_scales),
+            kv_scales=choose_kv_scales(loaded, config, kv_scales),
             num_swap_blocks=num_swap_blocks,
         )
         self.kv_cache_manager = KVCacheManager(
@@ -394,11 +374,3 @@ class LLMEngine:
         if self.max_model_len < (self.config.max_model_len or self._model_limit):
             return f"the KV cache has {num_blocks} blocks of {self.config.block_size} tokens"
         return f"the model's length is {self.max_model_len} tokens"
-
-
-def _choose_kv_scales(
-    loaded: LoadedModel, config: EngineConfig, kv_scales: KVScales | None
-) -> KVScales | None:
-    if config.kv_cache_dtype == "auto" or kv_scales is not None:
-        return kv_scales
-    return calibrate_kv_scales(loaded, config.kv_cache_dtype, block_size=config.block_size)

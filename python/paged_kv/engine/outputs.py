@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from paged_kv.engine.logprobs import LogprobsAtPosition
 
-__all__ = ["CompletionOutput", "RequestOutput"]
+__all__ = ["CompletionOutput", "RequestOutput", "RequestUpdate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +68,23 @@ class RequestOutput:
     finished: bool
     num_cached_tokens: int
     prompt_logprobs: list[LogprobsAtPosition | None] | None = field(default=None, hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestUpdate:
+    """What one step added to one completion.
+
+    Attributes:
+        request_id: Which request.
+        index: Which of its completions.
+        text: New text, often empty: a token may end inside a character, and text that may become
+            a stop string is held back. All pieces joined are the final text.
+        token_id: The new token.
+        result: The request's output once all its completions are finished, ``None`` before.
+    """
+
+    request_id: str
+    index: int
+    text: str
+    token_id: int
+    result: RequestOutput | None
