@@ -187,7 +187,7 @@ FORKS = (
     Fault("a fork takes slots after the computed tokens", "src/kv_cache_fork.cpp",
           "      .first(to_size(ceil_div(tokens.num_tokens, block_size_)))\n", ""),
     Fault("a failed fork leaves its row", "src/kv_cache_fork.cpp",
-          "    if (!is_known) request_table_.remove(child_idx);\n", ""),
+          "if (!is_known) request_table_", "if (is_known) request_table_"),
 )  # fmt: skip
 
 EVENTS = (
