@@ -130,6 +130,7 @@ def test_a_conversation_forgets_whole_turns_and_never_the_system_message():
     assert len(conversation.prompt("x" * 17).token_ids) == 40
     assert conversation.num_turns == 1
     assert conversation.prompt("x" * 60).text == f"[sS][u{'x' * 60}]"
+    assert conversation.num_turns == 1, "what was said stays, for the next message"
 
 
 def test_ctrl_c_interrupts_the_answer_and_keeps_what_was_said(talk, prompts, monkeypatch):

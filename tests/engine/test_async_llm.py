@@ -34,7 +34,7 @@ def run(tiny_llama):
                 result = await asyncio.wait_for(function(llm), 60)
             assert used_blocks(llm) == 0
             assert not llm._llm.engine.has_unfinished_requests()
-            assert not llm._calls
+            assert not llm._thread._calls
             return result
 
         result = asyncio.run(main())

@@ -51,8 +51,14 @@ def test_log_probabilities_have_the_same_bits(tiny_llama, cold, options):
         assert llm.engine.stats.num_preemptions > 0
 
 
-def test_other_modes_stay_as_they_were(tiny_llama):
-    """The model is shared: the next engine decides anew."""
-    tiny_llama.llm(batch_invariant=True)
-    tiny_llama.llm()
-    assert not tiny_llama.loaded.model._batch_invariant
+def test_engines_of_one_model_may_differ(tiny_llama, cold):
+    """The model is shared, also with the engine that finds the scales of a quantised cache."""
+    model = tiny_llama.loaded.model
+    invariant, other = tiny_llama.llm(batch_invariant=True), tiny_llama.llm()
+    other.generate(PROMPTS, PARAMS)
+    assert not model.batch_invariant
+    assert [logprobs_of(output) for output in invariant.generate(PROMPTS, PARAMS)] == cold
+    assert model.batch_invariant
+    quantised = tiny_llama.llm(batch_invariant=True, kv_cache_dtype="int8")
+    quantised.generate(PROMPTS[0], PARAMS)
+    assert model.batch_invariant

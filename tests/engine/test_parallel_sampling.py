@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from paged_kv import SamplingParams
+from paged_kv.engine.inputs import EncodedPrompt
 
 PROMPT = list(range(3, 43))  # two full blocks and a half
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6)
@@ -83,6 +84,43 @@ def test_abort_ends_all_completions(tiny_llama):
     assert [completion.finish_reason for completion in output.outputs] == ["abort"] * 3
     assert llm.engine.kv_cache_manager.usage == 0
     assert not llm.engine.has_unfinished_requests()
+
+
+def test_ids_of_completions_are_in_use_too(tiny_llama):
+    engine = tiny_llama.llm().engine
+    prompt = EncodedPrompt(None, PROMPT)
+    engine.add_request("a", prompt, with_n(SEEDED, 2))
+    for _ in range(6):
+        engine.step()  # until the second completion might have ended
+        if not engine.has_request("a"):
+            break
+        with pytest.raises(ValueError, match="'a/1' is in use"):
+            engine.add_request("a/1", prompt, GREEDY)
+    engine.add_request("a/1", prompt, GREEDY)
+    with pytest.raises(ValueError, match="'a/1' is in use"):
+        engine.add_request("a", prompt, with_n(GREEDY, 2))
+    engine.add_request("a", prompt, GREEDY)
+    while engine.has_unfinished_requests():
+        engine.step()
+    assert engine.kv_cache_manager.usage == 0
+
+
+def test_a_request_may_be_replaced_while_a_step_runs(tiny_llama):
+    """Its token must not go to the request that has taken its id."""
+    engine = tiny_llama.llm().engine
+    prompt = EncodedPrompt(None, PROMPT)
+    engine.add_request("a", prompt, GREEDY)
+    engine.step()
+
+    def replace(engine):
+        engine.abort_request(["a"])
+        engine.add_request("a", prompt, GREEDY)
+
+    assert engine.step(replace) == []
+    results = []
+    while engine.has_unfinished_requests():
+        results += [update.result for update in engine.step() if update.result is not None]
+    assert token_ids(results[0]) == [tiny_llama.greedy(PROMPT, 6)]
 
 
 # ---- log probabilities of the prompt

@@ -101,6 +101,10 @@ def test_priorities_decide_who_is_served_first(tiny_llama):
         ({"memory_utilization": 0.0}, r"memory_utilization must be in \(0, 1\], got 0.0"),
         ({"swap_space_bytes": -1}, "swap_space_bytes must be at least 0, got -1"),
         ({"long_prefill_token_threshold": -1}, "long_prefill_token_threshold must be at least 0"),
+        (
+            {"enable_chunked_prefill": False, "long_prefill_token_threshold": 8},
+            "it needs enable_chunked_prefill",
+        ),
         ({"enable_chunked_prefill": False, "max_model_len": 4096}, "max_num_batched_tokens must"),
     ],
 )

@@ -5,9 +5,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from model._tiny_models import make_tiny, random_ids
 
 from paged_kv import SamplingParams
 from paged_kv.engine.kv_scales import calibrate_kv_scales, load_kv_scales, save_kv_scales
+from paged_kv.kv_cache import KVCache
+from paged_kv.metadata import AttentionMetadata
+from paged_kv.models import load_model
 
 PROMPT = torch.randint(0, 199, (60,), generator=torch.Generator().manual_seed(5)).tolist()
 DTYPES = ["fp8", "fp8_e4m3", "fp8_e5m2", "int8"]
@@ -70,6 +74,45 @@ def test_scales_survive_a_file(tiny_llama, tmp_path):
     for name, pair in scales.items():
         for before, after in zip(pair, loaded[name], strict=True):
             assert torch.equal(before, after)
+
+
+def test_layers_of_other_groups_have_no_part_in_a_scale(tmp_path):
+    """They use the same memory, in other blocks."""
+    make_tiny("gemma3", seed=3).save_pretrained(tmp_path)
+    loaded = load_model(tmp_path)
+    prompt = random_ids(60)
+    scales = calibrate_kv_scales(loaded, "int8", [prompt], block_size=4)
+    caches = [
+        KVCache(*torch.zeros(2, 1, len(prompt), loaded.config.num_kv_heads, 32))
+        for _ in range(loaded.config.num_layers)
+    ]
+    metadata = AttentionMetadata(
+        query_start_loc=torch.tensor([0, len(prompt)], dtype=torch.int32),
+        seq_lens=torch.tensor([len(prompt)], dtype=torch.int32),
+        block_tables=torch.zeros(1, 1, dtype=torch.int32),
+        slot_mapping=torch.arange(len(prompt)),
+        max_query_len=len(prompt),
+        max_seq_len=len(prompt),
+    )
+    ids = torch.tensor(prompt)
+    loaded.model(ids, torch.arange(len(prompt)), caches, [metadata] * len(caches))
+    for layer, cache in enumerate(caches):
+        pair = scales[f"model.layers.{layer}.self_attn"]
+        for scale, tensor in zip(pair, (cache.key, cache.value), strict=True):
+            largest = tensor.abs().amax(dim=(0, 1, 3))
+            torch.testing.assert_close(scale, largest * 1.1 / 127, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("scales", "message"),
+    [
+        ({"model.layers.9.self_attn": (torch.ones(1), torch.ones(1))}, "no layer 'model.layers.9"),
+        ({"model.layers.0.self_attn": (torch.ones(3), torch.ones(1))}, "takes 1 scale or 2"),
+    ],
+)
+def test_scales_that_do_not_fit_the_model_are_refused(tiny_llama, scales, message):
+    with pytest.raises(ValueError, match=message):
+        tiny_llama.llm(kv_cache_dtype="int8", kv_scales=scales)
 
 
 @pytest.mark.parametrize(

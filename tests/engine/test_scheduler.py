@@ -310,6 +310,20 @@ def test_aborting_a_swapped_request_frees_its_swap_blocks(make_scheduler, make_r
     assert scheduler.swap_space.num_used_blocks == 0
 
 
+def test_a_reset_forgets_what_was_swapped(make_scheduler, make_request):
+    """Its keys and values are as old as those in the prefix cache."""
+    scheduler = make_scheduler(num_blocks=5, num_swap_blocks=10)
+    add(scheduler, *(make_request(range(i, i + 32), request_id=str(i)) for i in (0, 100)))
+    step(scheduler)
+    finish_step(scheduler, scheduler.schedule())
+    assert not scheduler.reset_prefix_cache()
+    assert scheduler.swap_space.num_used_blocks == 2
+    scheduler.finish_requests(["0"], RequestStatus.FINISHED_ABORTED)
+    assert scheduler.reset_prefix_cache()
+    assert scheduler.swap_space.num_used_blocks == 0
+    assert step(scheduler) == {"100": 33}
+
+
 def test_a_reset_of_running_requests_forgets_what_was_swapped(make_scheduler, make_request):
     scheduler = make_scheduler(num_blocks=5, num_swap_blocks=10)
     add(scheduler, *(make_request(range(i, i + 32), request_id=str(i)) for i in (0, 100)))

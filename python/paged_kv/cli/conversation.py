@@ -53,21 +53,25 @@ class Conversation:
         Then it forgets enough for a quarter to be free: what follows a message that is gone is
         not in the prefix cache any more, and that should not happen in every turn.
         """
-        prompt = self._encode(self._messages(text))
+        prompt = self._encode(self._messages(text, self._turns))
         if len(prompt.token_ids) <= self._max_prompt_tokens:
             return prompt
-        while self._turns and len(prompt.token_ids) > self._max_prompt_tokens * 3 // 4:
-            del self._turns[0]
-            prompt = self._encode(self._messages(text))
+        turns = self._turns
+        while turns and len(prompt.token_ids) > self._max_prompt_tokens * 3 // 4:
+            turns = turns[1:]
+            prompt = self._encode(self._messages(text, turns))
+        # A message that is too long alone will be refused: no reason to forget what was said.
+        if len(prompt.token_ids) <= self._max_prompt_tokens:
+            self._turns = turns
         return prompt
 
     def add_turn(self, text: str, answer: str) -> None:
         """Remember what was said and answered."""
         self._turns.append((text, answer))
 
-    def _messages(self, text: str) -> list[ChatMessage]:
+    def _messages(self, text: str, turns: list[tuple[str, str]]) -> list[ChatMessage]:
         messages = [{"role": "system", "content": self.system}] if self.system else []
-        for said, answered in self._turns:
+        for said, answered in turns:
             messages.append({"role": "user", "content": said})
             messages.append({"role": "assistant", "content": answered})
         return [*messages, {"role": "user", "content": text}]

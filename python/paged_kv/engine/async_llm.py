@@ -88,7 +88,6 @@ class AsyncLLM:
         # Not joined here: this may run inside of the garbage collector.
         weakref.finalize(self, self._thread.stop)
         self._numbers = itertools.count()
-        self._calls: dict[str, Call] = {}
 
     @property
     def stats(self) -> EngineStats:
@@ -215,9 +214,6 @@ class AsyncLLM:
         snapshots: bool,
     ) -> AsyncGenerator[RequestOutput | RequestUpdate, None]:
         call = Call(request_id, snapshots, asyncio.get_running_loop(), asyncio.Queue())
-        if self._calls.setdefault(request_id, call) is not call:
-            msg = f"request id {request_id!r} is in use"
-            raise ValueError(msg)
         try:
             if not self._thread.add(call, prompt, params, priority=priority):
                 msg = "the engine was shut down"
@@ -233,7 +229,6 @@ class AsyncLLM:
         finally:
             # Nothing is awaited here: a generator that is being closed may not.
             self._thread.drop(call)
-            del self._calls[request_id]
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, done: asyncio.Event) -> None:

@@ -43,8 +43,11 @@ class CacheEngine:
     Attributes:
         kv_caches: The cache of each layer, by name.
         num_blocks: Blocks in each cache, the null block included.
+        num_bytes: Bytes of all caches.
+        num_swap_bytes: Bytes of the swap space.
 
     Raises:
+        ValueError: Scales of a layer that there is not, or of another number of heads.
         MemoryError: The caches are larger than the memory that is available.
 
     Source:
@@ -64,9 +67,14 @@ class CacheEngine:
         tensors = kv_cache_config.kv_cache_tensors
         self.num_bytes = max((tensor.size for tensor in tensors), default=0)
         self.num_swap_bytes = num_swap_blocks * (self.num_bytes // self.num_blocks)
-        _check_memory(self.num_blocks, self.num_bytes + self.num_swap_bytes, device)
+        _check_memory(
+            f"{self.num_blocks} KV blocks", self.num_bytes, device, "use fewer blocks (num_blocks)"
+        )
+        needed = self.num_swap_bytes + (self.num_bytes if torch.device(device).type == "cpu" else 0)
+        _check_memory("KV cache and swap space", needed, "cpu", "use less swap_space_bytes")
         memory = zeros_in_huge_pages((self.num_bytes,), dtype=torch.uint8, device=device)
         specs = dict(_layer_specs(kv_cache_config))
+        _check_scales(kv_scales or {}, specs)
         places = {name: place for tensor in tensors for name, place in _layer_places(tensor)}
         self.kv_caches = {
             name: KVCache(
@@ -138,6 +146,22 @@ def _layer_places(tensor: KVCacheTensor) -> Iterator[tuple[str, tuple[int, int]]
         yield name, (tensor.offset + i * tensor.layer_stride, tensor.block_stride)
 
 
+def _check_scales(
+    kv_scales: Mapping[str, tuple[Tensor, Tensor]], specs: Mapping[str, AttentionSpec]
+) -> None:
+    for name, scales in kv_scales.items():
+        if name not in specs:
+            msg = f"kv_scales: the model has no layer {name!r}; its first is {next(iter(specs))!r}"
+            raise ValueError(msg)
+        for scale in scales:
+            if scale.shape not in ((1,), (specs[name].num_kv_heads,)):
+                msg = (
+                    f"kv_scales: layer {name!r} takes 1 scale or {specs[name].num_kv_heads}, one a "
+                    f"KV head, got {list(scale.shape)}"
+                )
+                raise ValueError(msg)
+
+
 def _keys_and_values(
     memory: Tensor, place: tuple[int, int], spec: AttentionSpec, num_blocks: int
 ) -> tuple[Tensor, Tensor]:
@@ -153,14 +177,11 @@ def _keys_and_values(
     return key.transpose(1, 2), value.transpose(1, 2)
 
 
-def _check_memory(num_blocks: int, num_bytes: int, device: torch.device | str) -> None:
+def _check_memory(what: str, num_bytes: int, device: torch.device | str, remedy: str) -> None:
     # Checked here since pages that are only reserved come without an error.
     available = available_memory_bytes(device)
     if num_bytes > available:
-        msg = (
-            f"{num_blocks} KV blocks take {_gib(num_bytes)}, {_gib(available)} are available: use "
-            "fewer blocks (num_blocks)"
-        )
+        msg = f"{what} take {_gib(num_bytes)}, {_gib(available)} are available: {remedy}"
         raise MemoryError(msg)
 
 

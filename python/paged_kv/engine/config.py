@@ -39,7 +39,7 @@ class EngineConfig:
         kv_cache_dtype: ``"auto"``: keys and values as the model computes them; ``"fp8"``,
             ``"fp8_e4m3"``, ``"fp8_e5m2"``, ``"int8"``: quantised.
         enable_prefix_caching: Reuse the blocks of equal prefixes.
-        max_num_seqs: Most requests in one step.
+        max_num_seqs: Most completions in one step.
         max_num_batched_tokens: Most tokens in one step; longer prompts are computed in chunks.
         enable_chunked_prefill: ``False``: a prompt is computed in one step. Then
             ``max_num_batched_tokens`` has to be at least ``max_model_len``.
@@ -120,6 +120,9 @@ class EngineConfig:
 
     def _check_scheduling(self) -> None:
         _check_at_least("long_prefill_token_threshold", self.long_prefill_token_threshold, 0)
+        if self.long_prefill_token_threshold and not self.enable_chunked_prefill:
+            msg = "long_prefill_token_threshold cuts prompts: it needs enable_chunked_prefill"
+            raise ValueError(msg)
         _check_choice("scheduling_policy", self.scheduling_policy, ("fcfs", "priority"))
         _check_choice("preemption_mode", self.preemption_mode, ("recompute", "swap"))
         if not 0.0 <= self.watermark < 1.0:

@@ -112,14 +112,19 @@ class EngineThread:
     # ---- the thread
 
     def _run(self) -> None:
-        while not self.is_stopping:
-            self._run_commands(wait=not self._engine.has_unfinished_requests())
-            if not self.is_stopping:
-                self._step()
+        reason: BaseException = RuntimeError("the engine was shut down")
+        try:
+            while not self.is_stopping:
+                self._run_commands(wait=not self._engine.has_unfinished_requests())
+                if not self.is_stopping:
+                    self._step()
+        except BaseException as error:  # noqa: BLE001  (raised to the callers)
+            reason = error
+            self.is_stopping = True
         with self._end_lock:
             self._has_ended = True
         self._run_commands(wait=False)
-        self._end_all(RuntimeError("the engine was shut down"))
+        self._end_all(reason)
         atexit.unregister(self.join)
 
     def _run_commands(self, *, wait: bool) -> None:

@@ -28,7 +28,7 @@ _NO_TOKEN = -1
 class InputBatch:
     """A row for each running request, in arrays that scheduler, model runner and sampler share.
 
-    A request keeps its row from `add` to `remove` or `free`. All arrays are indexed by row; entries
+    A request keeps its row from `add` to `free`. All arrays are indexed by row; entries
     of rows without a request mean nothing. Counters are those of the requests themselves, kept a
     second time where a step can read and change all of them in a few vector operations.
 

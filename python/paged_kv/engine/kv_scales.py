@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paged_kv.kv_cache import KVCache
+    from paged_kv.engine.llm_engine import LLMEngine
     from paged_kv.models import LoadedModel
 
 __all__ = [
@@ -37,6 +37,7 @@ _LARGEST = {"fp8": 448.0, "fp8_e4m3": 448.0, "fp8_e5m2": 57344.0, "int8": 127.0}
 # Others than the calibration's tokens may have larger keys and values.
 _MARGIN = 1.1
 _NUM_RANDOM_TOKENS = 512
+_REQUEST_ID = "calibration"
 
 
 def calibrate_kv_scales(
@@ -64,7 +65,8 @@ def calibrate_kv_scales(
     Raises:
         ValueError: Another ``kv_cache_dtype``, or no prompts.
 
-    Cost: One prefill of each prompt.
+    Notes:
+        Packs the model's weights, as an engine does. Cost: one prefill of each prompt.
 
     Example:
         >>> from paged_kv import LLM
@@ -85,9 +87,9 @@ def calibrate_kv_scales(
         msg = "prompts must be lists of at least one token id each, and at least one list"
         raise ValueError(msg)
     largest: dict[str, tuple[Tensor, Tensor]] = {}
+    engine = _make_engine(loaded, max(map(len, prompts)), block_size)
     for prompt in prompts:
-        for name, cache in _run(loaded, prompt, block_size).items():
-            found = (_largest_of_heads(cache.key), _largest_of_heads(cache.value))
+        for name, found in _run(engine, prompt).items():
             before = largest.get(name, found)
             largest[name] = (
                 torch.maximum(before[0], found[0]),
@@ -134,12 +136,11 @@ def load_kv_scales(path: str | Path) -> dict[str, tuple[Tensor, Tensor]]:
     return scales
 
 
-def _run(loaded: LoadedModel, prompt: Sequence[int], block_size: int) -> Mapping[str, KVCache]:
-    """The caches after the prompt; where nothing was stored they are zero."""
+def _make_engine(loaded: LoadedModel, max_prompt_tokens: int, block_size: int) -> LLMEngine:
     # Here since the engine itself calibrates where it is given no scales.
     from paged_kv.engine.llm_engine import LLMEngine
 
-    num_tokens = min(len(prompt), loaded.config.max_position_embeddings - 1)
+    num_tokens = min(max_prompt_tokens, loaded.config.max_position_embeddings - 1)
     config = EngineConfig(
         block_size=block_size,
         kv_cache_memory_bytes=_bytes_for(loaded, num_tokens + 1, block_size),
@@ -148,11 +149,30 @@ def _run(loaded: LoadedModel, prompt: Sequence[int], block_size: int) -> Mapping
         max_num_seqs=1,
         enable_prefix_caching=False,
     )
-    engine = LLMEngine(loaded, config)
+    return LLMEngine(loaded, config)
+
+
+def _run(engine: LLMEngine, prompt: Sequence[int]) -> dict[str, tuple[Tensor, Tensor]]:
+    """The largest key and value of each layer and head, over the tokens of a prompt."""
+    largest: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def look(engine: LLMEngine) -> None:
+        # Layers of other groups use the same memory, in other blocks.
+        tables = engine.kv_cache_manager.get_block_ids(_REQUEST_ID)
+        groups = engine.kv_cache_manager.kv_cache_config.kv_cache_groups
+        for block_ids, group in zip(tables, groups, strict=True):
+            for name in group.layer_names:
+                cache = engine.cache_engine.kv_caches[name]
+                largest[name] = (
+                    _largest_of_heads(cache.key, block_ids, len(token_ids)),
+                    _largest_of_heads(cache.value, block_ids, len(token_ids)),
+                )
+
+    token_ids = tuple(prompt[: engine.max_model_len - 1])
     params = SamplingParams(temperature=0.0, max_tokens=1)
-    engine.add_request("calibration", EncodedPrompt(None, tuple(prompt[:num_tokens])), params)
-    engine.step()
-    return engine.cache_engine.kv_caches
+    engine.add_request(_REQUEST_ID, EncodedPrompt(None, token_ids), params)
+    engine.step(look)
+    return largest
 
 
 def _bytes_for(loaded: LoadedModel, num_tokens: int, block_size: int) -> int:
@@ -168,11 +188,13 @@ def _random_prompt(loaded: LoadedModel) -> list[int]:
     num_tokens = min(_NUM_RANDOM_TOKENS, loaded.config.max_position_embeddings - 1)
     ids = torch.randint(loaded.config.vocab_size, (num_tokens,), generator=generator).tolist()
     # The first token, which all attend to, often has the largest keys.
-    return [loaded.config.bos_token_id, *ids[1:]] if loaded.config.bos_token_id else ids
+    bos = loaded.config.bos_token_id
+    return ids if bos is None else [bos, *ids[1:]]
 
 
-def _largest_of_heads(cache: Tensor) -> Tensor:
-    return cache.abs().amax(dim=(0, 1, 3)).float()
+def _largest_of_heads(tensor: Tensor, block_ids: list[int], num_tokens: int) -> Tensor:
+    """``[num_kv_heads]`` float32, over the tokens that lie in these blocks."""
+    return tensor[block_ids].flatten(0, 1)[:num_tokens].abs().amax(dim=(0, 2)).float()
 
 
 def _scale(largest: Tensor, divisor: float) -> Tensor:

@@ -17,7 +17,7 @@ from paged_kv.engine.memory import plan_kv_cache
 from paged_kv.engine.memory_profile import choose_kv_cache_bytes
 from paged_kv.engine.model_runner import ModelRunner
 from paged_kv.engine.outputs import RequestUpdate
-from paged_kv.engine.request import RequestStatus
+from paged_kv.engine.request import Request, RequestStatus
 from paged_kv.engine.request_factory import RequestFactory
 from paged_kv.engine.sampler import SampledTokens, Sampler
 from paged_kv.engine.scheduler import Scheduler
@@ -81,7 +81,6 @@ class LLMEngine:
         self.config = config
         self.vocab_size = loaded.config.vocab_size
         loaded.model.prepare_for_cpu()
-        loaded.model.set_batch_invariant(config.batch_invariant)
         dtype = next(loaded.model.parameters()).dtype
         specs = loaded.model.kv_cache_specs(config.block_size, dtype, config.kv_cache_dtype)
         plan = plan_kv_cache(
@@ -137,7 +136,12 @@ class LLMEngine:
             ),
         )
         self.model_runner = ModelRunner(
-            loaded.model, list(specs), plan.kv_cache_config, self.cache_engine, self._batch
+            loaded.model,
+            list(specs),
+            plan.kv_cache_config,
+            self.cache_engine,
+            self._batch,
+            batch_invariant=config.batch_invariant,
         )
         self.stats = EngineStats()
         self._sampler = Sampler()
@@ -148,7 +152,8 @@ class LLMEngine:
             seed=config.seed,
         )
         self._states: dict[str, RequestState] = {}  # by the caller's id
-        self._builders: dict[str, tuple[RequestState, CompletionBuilder]] = {}  # by the sequence's
+        self._builders: dict[Request, tuple[RequestState, CompletionBuilder]] = {}
+        self._sequence_ids: set[str] = set()
         self._num_prompt_logprobs = 0  # requests that ask for them
         self._is_stepping = False
 
@@ -187,14 +192,16 @@ class LLMEngine:
             ValueError: The id is in use, or see :meth:`check_request`.
         """
         self.check_request(prompt, sampling_params)
-        if request_id in self._states:
-            msg = f"request id {request_id!r} is in use"
-            raise ValueError(msg)
         state = self._factory.make(request_id, prompt, sampling_params, priority, arrival_time)
-        first, *forks = [builder.request for builder in state.builders]
-        self.scheduler.add_request(first, forks)
+        requests = [builder.request for builder in state.builders]
+        for request in requests:
+            if request.request_id in self._sequence_ids:
+                msg = f"request id {request.request_id!r} is in use"
+                raise ValueError(msg)
+        self.scheduler.add_request(requests[0], requests[1:])
+        self._sequence_ids.update(request.request_id for request in requests)
         self._states[request_id] = state
-        self._builders.update((b.request.request_id, (state, b)) for b in state.builders)
+        self._builders.update((builder.request, (state, builder)) for builder in state.builders)
         self._num_prompt_logprobs += state.prompt_logprobs is not None
         self.stats.num_requests += 1
 
@@ -299,7 +306,7 @@ class LLMEngine:
         self.cache_engine.copy_blocks(copies)
         if forks:
             logits = torch.cat([logits, logits[[place for _, place in forks]]])
-        rows = [self._builders[r.request_id][1].row for r in output.sampling_requests()]
+        rows = [self._builders[request][1].row for request in output.sampling_requests()]
         return self._sampler.sample(logits, rows)
 
     def _update(self, output: SchedulerOutput, sampled: SampledTokens) -> list[RequestUpdate]:
@@ -310,9 +317,9 @@ class LLMEngine:
         for request, token_id, logprobs in zip(
             requests, sampled.token_ids, sampled.logprobs, strict=True
         ):
-            if request.request_id not in self._builders:
+            if request not in self._builders:
                 continue  # on_step has aborted it
-            state, builder = self._builders[request.request_id]
+            state, builder = self._builders[request]
             text = builder.append(token_id, logprobs)
             result = None
             if builder.is_finished:
@@ -328,20 +335,25 @@ class LLMEngine:
             return
         ends = np.cumsum(output.num_scheduled_tokens)
         for i, request in enumerate(output.requests):
-            logprobs = self._builders[request.request_id][0].prompt_logprobs
+            logprobs = self._builders[request][0].prompt_logprobs
             if logprobs is None or logprobs.is_complete or request.index > 0:
                 continue
-            rows = hidden[ends[i] - output.num_scheduled_tokens[i] : ends[i]]
+            # Some positions may be known already, from before the request was preempted.
             position = int(output.num_computed_tokens[i])
-            for chunk in torch.split(rows, _LOGPROB_ROWS):
-                logprobs.append(position, self.model_runner.compute_logits(chunk))
-                position += len(chunk)
+            begin = ends[i] - output.num_scheduled_tokens[i]
+            begin += max(logprobs.next_position - position, 0)
+            end = min(ends[i], begin + logprobs.num_missing_rows)
+            for rows in torch.split(hidden[begin:end], _LOGPROB_ROWS):
+                if len(rows):
+                    logits = self.model_runner.compute_logits(rows)
+                    logprobs.append(logprobs.next_position, logits)
 
     def _finish(self, state: RequestState) -> RequestOutput:
         del self._states[state.request_id]
         self._num_prompt_logprobs -= state.prompt_logprobs is not None
         for builder in state.builders:
-            del self._builders[builder.request.request_id]
+            del self._builders[builder.request]
+            self._sequence_ids.discard(builder.request.request_id)
         self.stats.num_finished_requests += 1
         return state.result()
 
@@ -350,6 +362,7 @@ class LLMEngine:
         self._states.clear()
         self._num_prompt_logprobs = 0
         self._builders.clear()
+        self._sequence_ids.clear()
         self.scheduler.abort_all_requests()
         self.kv_cache_manager.reset_prefix_cache()
 
@@ -367,10 +380,14 @@ class LLMEngine:
         num_used_blocks -= self.kv_cache_manager.block_pool.get_num_free_blocks()
         if num_used_blocks >= stats.peak_num_used_blocks:
             stats.peak_num_used_blocks = num_used_blocks
-            stats.peak_fragmentation = self._batch.fragmentation(output.rows, num_used_blocks)
+            stats.peak_fragmentation = self._batch.fragmentation(
+                self.scheduler.running_rows(), num_used_blocks
+            )
 
     def _describe_limit(self) -> str:
+        if self.max_model_len == self.config.max_model_len:
+            return f"max_model_len is {self.max_model_len}"
+        if self.max_model_len == self._model_limit:
+            return f"the model's length is {self.max_model_len} tokens"
         num_blocks = self.cache_engine.num_blocks - 1
-        if self.max_model_len < (self.config.max_model_len or self._model_limit):
-            return f"the KV cache has {num_blocks} blocks of {self.config.block_size} tokens"
-        return f"the model's length is {self.max_model_len} tokens"
+        return f"the KV cache has {num_blocks} blocks of {self.config.block_size} tokens"

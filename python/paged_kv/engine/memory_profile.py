@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,7 +37,7 @@ def profile_kv_cache_bytes(loaded: LoadedModel, config: EngineConfig) -> int:
 
     Returns:
         That share of the memory, less what the process has now, less what a step of full size
-        takes (:func:`measure_step_bytes`).
+        takes (:func:`measure_step_bytes`), less the swap space.
 
     Raises:
         ValueError: Nothing is left.
@@ -51,12 +52,14 @@ def profile_kv_cache_bytes(loaded: LoadedModel, config: EngineConfig) -> int:
         raise ValueError(msg)
     step_bytes = measure_step_bytes(loaded, config)
     budget = int(total_memory_bytes() * config.memory_utilization)
-    num_bytes = budget - used_memory_bytes() - step_bytes
+    swap_bytes = config.swap_space_bytes if config.preemption_mode == "swap" else 0
+    num_bytes = budget - used_memory_bytes() - step_bytes - swap_bytes
     if num_bytes <= 0:
         msg = (
             f"memory_utilization {config.memory_utilization} is {budget >> 20} MiB: model and "
             f"process take {used_memory_bytes() >> 20}, a step of {config.max_num_batched_tokens} "
-            f"tokens {step_bytes >> 20}, which leaves nothing for the cache"
+            f"tokens {step_bytes >> 20}, the swap space {swap_bytes >> 20}, which leaves nothing "
+            "for the cache"
         )
         raise ValueError(msg)
     return num_bytes
@@ -117,7 +120,7 @@ class _DummyStep:
 def _reset_peak() -> None:
     # Linux counts the peak anew after this; elsewhere the peak of the whole process stays.
     path = Path("/proc/self/clear_refs")
-    if path.exists():
+    with contextlib.suppress(OSError):
         path.write_text("5", encoding="ascii")
 
 

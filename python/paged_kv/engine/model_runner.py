@@ -38,6 +38,8 @@ class ModelRunner:
         kv_cache_config: The same by KV cache group.
         cache_engine: Its key and value caches, written in each pass.
         batch: Tokens and block tables of the running requests.
+        batch_invariant: See `DecoderForCausalLM.set_batch_invariant`. Set before each pass, as
+            engines may share a model.
 
     Source:
         vLLM 0.32 ``v1/worker/gpu_model_runner.py::GPUModelRunner`` (names).
@@ -50,8 +52,11 @@ class ModelRunner:
         kv_cache_config: KVCacheConfig,
         cache_engine: CacheEngine,
         batch: InputBatch,
+        *,
+        batch_invariant: bool = False,
     ) -> None:
         self._model = model
+        self._batch_invariant = batch_invariant
         self._cache_engine = cache_engine
         self._batch = batch
         group_of = {
@@ -77,6 +82,8 @@ class ModelRunner:
         self._cache_engine.swap_in(output.blocks_to_swap_in)
         if not output.requests:
             return torch.empty(0, self._model.config.hidden_size)
+        if self._model.batch_invariant != self._batch_invariant:
+            self._model.set_batch_invariant(self._batch_invariant)
         input_ids, positions, query_start_loc = self._lay_out_tokens(output)
         metadata = self._build_metadata(output, positions, query_start_loc)
         per_layer = [metadata[group] for group in self._group_of_layer]

@@ -52,7 +52,7 @@ class RequestOutput:
         prompt: The prompt's text, ``None`` if it was given as token ids.
         prompt_token_ids: What was fed to the model.
         outputs: ``n`` completions, in the order of their ``index``.
-        finished: Whether more will come.
+        finished: Whether all is there.
         num_cached_tokens: Prompt tokens whose keys and values were found in the prefix cache.
         prompt_logprobs: For each prompt token a dict as in :attr:`CompletionOutput.logprobs`, for
             the first one ``None``. ``None`` if not asked for.

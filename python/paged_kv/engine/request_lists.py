@@ -132,10 +132,12 @@ class RequestLists:
             Whether it was done.
         """
         if reset_running_requests:
-            self.swap_space.clear()
             while self.running:
                 self._preempt(self.running[-1], may_swap=False)
-        return self.kv_cache_manager.reset_prefix_cache()
+        if not self.kv_cache_manager.reset_prefix_cache():
+            return False
+        self.swap_space.clear()  # what was swapped is as old as what was cached
+        return True
 
     def _start(self, request: Request) -> None:
         self._batch.add(request)
@@ -174,7 +176,8 @@ class RequestLists:
             uncomputed = block_ids[num_computed_tokens // block_size :]
             self.kv_cache_manager.evict_blocks([i for i in uncomputed if i != 0])
 
-    def _rows_of_running(self) -> Rows:
+    def running_rows(self) -> Rows:
+        """Rows of the running requests, in order. Cost: nothing if none has come or gone."""
         if self._running_rows is None:
             self._running_rows = np.array([request.row for request in self.running], np.int32)
         return self._running_rows

@@ -57,7 +57,7 @@ class Scheduler(RequestLists):
 
         Returns:
             Work for at most ``max_num_batched_tokens`` tokens; without any only if no request is
-            left, or if none that waits fits.
+            left, if none that waits fits, or if the last that runs has given up its own blocks.
         """
         step = StepPlan(self.config.max_num_batched_tokens, self._long_prefill_threshold())
         num_preempted = len(self._preempted)
@@ -91,7 +91,7 @@ class Scheduler(RequestLists):
             for fork in self._forks.pop(parent.request_id, ()):
                 if self._fork(parent, fork, copies):
                     started.append((fork, place))
-                elif fork.request_id in self.requests:
+                elif not fork.is_finished():
                     self.waiting.add(fork)
         if started:
             rows = np.array([fork.row for fork, _ in started], np.int32)
@@ -141,7 +141,7 @@ class Scheduler(RequestLists):
         """Schedule requests that hold blocks, preempting others where blocks are short."""
         idx = 0
         while idx < len(self.running) and step.budget > 0:
-            rows = self._rows_of_running()[idx:]
+            rows = self.running_rows()[idx:]
             counts = step.share_out(self._num_wanted_tokens(rows, step.threshold))
             places = np.flatnonzero(counts)
             if len(places) < len(rows):

@@ -65,7 +65,7 @@ class SchedulerOutput:
 
     @property
     def admitted(self) -> list[Request]:
-        """Requests that were admitted in this step, for the first time or again."""
+        """Requests admitted in this step, for the first time or again, and forks started in it."""
         return self.requests[self.num_running :]
 
     def sampling_requests(self) -> list[Request]:

@@ -19,9 +19,9 @@ class EngineStats:
         num_prompt_tokens: Prompt tokens of admitted requests.
         num_cached_prompt_tokens: Those of them that came from the prefix cache.
         num_generated_tokens: Tokens sampled.
-        num_steps: Forward passes.
-        num_preemptions: Times a request lost its blocks and was recomputed.
-        step_seconds: Time spent in steps.
+        num_steps: Steps.
+        num_preemptions: Times a request lost its blocks, to be recomputed or swapped in again.
+        step_seconds: Time spent in scheduling, forward passes and sampling.
         peak_num_used_blocks: Most blocks that requests held at once.
         peak_fragmentation: Share of the slots of those blocks that held no token, at that time.
     """

@@ -105,8 +105,15 @@ class DecoderForCausalLM(nn.Module, ABC):
         for module in self.modules():
             if isinstance(module, Linear):
                 module.pack()
-        if self.lm_head is None and PackedLinear.is_supported(self.embed_tokens):
+        if self._packed_tied_head is not None or self.lm_head is not None:
+            return
+        if PackedLinear.is_supported(self.embed_tokens):
             self._packed_tied_head = PackedLinear(self.embed_tokens, None)
+
+    @property
+    def batch_invariant(self) -> bool:
+        """What `set_batch_invariant` has chosen."""
+        return self._batch_invariant
 
     def set_batch_invariant(self, enabled: bool) -> None:
         """Choose whether a token's result may depend on the tokens that are computed with it.
