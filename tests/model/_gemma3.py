@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 import transformers
+import transformers.initialization
 from model._gguf_writing import gguf_name
 
 from paged_kv.models.gguf_file import GgufFile
