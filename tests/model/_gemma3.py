@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 import transformers
-import transformers.initialization
+from transformers.initialization import no_init_weights
 from model._gguf_writing import gguf_name
 
 from paged_kv.models.gguf_file import GgufFile
@@ -53,7 +53,7 @@ def hf_model(embed_tokens: torch.Tensor) -> transformers.Gemma3ForCausalLM:
         pieces = np.concatenate(list(file.read_rows(gguf_name(name, "gemma3"))))
         tensor = torch.from_numpy(pieces)
         weights[name] = tensor[0] - 1 if name.endswith("norm.weight") else tensor
-    with transformers.initialization.no_init_weights():
+    with no_init_weights():
         model = transformers.Gemma3ForCausalLM(config)
     missing, unexpected = model.load_state_dict(weights, strict=False, assign=True)
     if missing != [head] or unexpected:
