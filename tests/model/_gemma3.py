@@ -6,8 +6,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 import transformers
-from transformers.initialization import no_init_weights
 from model._gguf_writing import gguf_name
+from transformers.initialization import no_init_weights
 
 from paged_kv.models.gguf_file import GgufFile
 from paged_kv.models.known_models import KNOWN_MODELS, find_package_files
