@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from trace_replay import digest, make_spec
+from trace_replay import RecordedState, make_spec
 
 from paged_kv import (
     KVCacheConfig,
@@ -68,10 +68,10 @@ class SchedulerReplay:
             )
         self.live: dict[str, Request] = {}
         self.table_lengths: dict[str, list[int]] = {}
-        self.expected: Record = {}
+        self.state = RecordedState(trace, self.manager)
 
     def run(self) -> None:
-        self.check_state(self.trace["init"], "at the beginning")
+        self.state.check(self.trace["init"], self.live, "at the beginning")
         for i, step in enumerate(self.trace["steps"]):
             where = f"{self.trace['name']}, step {i}"
             for pre in step.get("pre", []):
@@ -85,7 +85,8 @@ class SchedulerReplay:
                 self.scheduler.update_draft_token_ids(step["drafts"])
             self.manager.check_integrity()
             self.batch.check_integrity()
-            self.check_state(step, where)
+            self.live = {r: live for r, live in self.live.items() if not live.is_finished()}
+            self.state.check(step, self.live, where)
 
     # ---- what happens before a step
 
@@ -175,34 +176,3 @@ class SchedulerReplay:
     def sampled_in_order(output, sampled):
         ids = [request.request_id for request in output.requests]
         return [(rid, sampled[rid]) for rid in ids if sampled.get(rid)]
-
-    # ---- the state after it
-
-    def state(self) -> Record:
-        free, refs, index = self.manager.block_pool.dump()
-        return {
-            "tables": {rid: list(self.manager.get_block_ids(rid)) for rid in self.live},
-            "free": free,
-            "refs": {str(block): count for block, count in refs.items()},
-            "map": index,
-        }
-
-    def check_state(self, record: Record, where: str) -> None:
-        self.live = {
-            rid: request for rid, request in self.live.items() if not request.is_finished()
-        }
-        state = self.state()
-        for section, value in record.get("st", {}).items():
-            self.expected[section] = self.spell_out_keys(value) if section == "map" else value
-        if self.trace["state_mode"] == "full" or "st" in record:
-            for section, value in self.expected.items():
-                assert state[section] == value, f"{where}: {section}"
-        if "d" in record:
-            assert digest(state) == record["d"], f"{where}: the state"
-
-    def spell_out_keys(self, index: Record) -> Record:
-        result = {}
-        for key, blocks in index.items():
-            position, group = key.split(".")
-            result[f"{self.trace['hashes'][int(position)]}{int(group):08x}"] = blocks
-        return result

@@ -27,6 +27,7 @@ from paged_kv import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 Record = dict[str, Any]
@@ -155,6 +156,48 @@ def sort_runs_of_removals(events: list[Record]) -> list[Record]:
     return result
 
 
+class RecordedState:
+    """The state of a manager after each record of a trace: what it should be, and what it is.
+
+    Args:
+        trace: The trace.
+        manager: What replays it.
+    """
+
+    def __init__(self, trace: Record, manager: KVCacheManager) -> None:
+        self.trace = trace
+        self.manager = manager
+        self.expected: Record = {}
+
+    def check(self, record: Record, request_ids: Iterable[str], where: str) -> None:
+        """Compares; `request_ids` are the requests whose tables the record has."""
+        state = self.found(request_ids)
+        for section, value in record.get("st", {}).items():
+            self.expected[section] = self.spell_out_keys(value) if section == "map" else value
+        if self.trace["state_mode"] == "full" or "st" in record:
+            for section, value in self.expected.items():
+                assert state[section] == value, f"{where}: {section}"
+        if "d" in record:
+            assert digest(state) == record["d"], f"{where}: the state"
+
+    def found(self, request_ids: Iterable[str]) -> Record:
+        free, refs, index = self.manager.block_pool.dump()
+        return {
+            "tables": {rid: list(self.manager.get_block_ids(rid)) for rid in request_ids},
+            "free": free,
+            "refs": {str(block): count for block, count in refs.items()},
+            "map": index,
+        }
+
+    def spell_out_keys(self, index: Record) -> Record:
+        """Keys of the index, in traces a position in a list of hashes and a group."""
+        result = {}
+        for key, blocks in index.items():
+            position, group = key.split(".")
+            result[f"{self.trace['hashes'][int(position)]}{int(group):08x}"] = blocks
+        return result
+
+
 class Replay:
     """One trace, call by call."""
 
@@ -165,16 +208,16 @@ class Replay:
         self.requests: dict[str, Request] = {}
         self.hits: dict[str, Any] = {}
         self.popped: deque[list] = deque()
-        self.expected: Record = {}
+        self.state = RecordedState(trace, self.manager)
 
     def run(self) -> None:
-        self.check_state(self.trace["init"], "at the beginning")
+        self.state.check(self.trace["init"], self.requests, "at the beginning")
         for i, op in enumerate(self.trace["ops"]):
             where = f"{self.trace['name']}, call {i}: {op['op']} {op.get('r', '')}"
             assert self.call(op) == op.get("ret"), where
             self.manager.check_integrity()
             self.check_events(op, where)
-            self.check_state(op, where)
+            self.state.check(op, self.requests, where)
 
     def call(self, op: Record):
         for name, value in op.get("set", {}).items():
@@ -261,33 +304,6 @@ class Replay:
     def hashes(request: Request):
         hashes = request.block_hashes
         return [len(hashes), hashes[-1].hex() if len(hashes) else None]
-
-    def state(self) -> Record:
-        free, refs, index = self.manager.block_pool.dump()
-        return {
-            "tables": {r: list(self.manager.get_block_ids(r)) for r in self.requests},
-            "free": free,
-            "refs": {str(block): count for block, count in refs.items()},
-            "map": index,
-        }
-
-    def check_state(self, record: Record, where: str) -> None:
-        state = self.state()
-        for section, value in record.get("st", {}).items():
-            self.expected[section] = self.spell_out_keys(value) if section == "map" else value
-        if self.trace["state_mode"] == "full" or "st" in record:
-            for section, value in self.expected.items():
-                assert state[section] == value, f"{where}: {section}"
-        if "d" in record:
-            assert digest(state) == record["d"], f"{where}: the state"
-
-    def spell_out_keys(self, index: Record) -> Record:
-        """Keys of the index, in traces a position in a list of hashes and a group."""
-        result = {}
-        for key, blocks in index.items():
-            position, group = key.split(".")
-            result[f"{self.trace['hashes'][int(position)]}{int(group):08x}"] = blocks
-        return result
 
     def check_events(self, record: Record, where: str) -> None:
         events = [event_record(event) for event in self.manager.take_events()]
