@@ -7,9 +7,9 @@ from paged_kv.engine.async_llm import AsyncLLM
 from paged_kv.engine.config import EngineConfig
 from paged_kv.engine.input_batch import InputBatch
 from paged_kv.engine.llm import LLM
-from paged_kv.engine.llm_engine import LLMEngine, RequestUpdate
+from paged_kv.engine.llm_engine import LLMEngine
 from paged_kv.engine.logprobs import Logprob
-from paged_kv.engine.outputs import CompletionOutput, RequestOutput
+from paged_kv.engine.outputs import CompletionOutput, RequestOutput, RequestUpdate
 from paged_kv.engine.request import Request, RequestStatus
 from paged_kv.engine.sampling_params import SamplingParams
 from paged_kv.engine.scheduler import Scheduler

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from paged_kv.engine.inputs import EncodedPrompt, PromptLike
     from paged_kv.engine.llm import ChatMessage
-    from paged_kv.engine.llm_engine import RequestUpdate
+    from paged_kv.engine.outputs import RequestUpdate
     from paged_kv.engine.stats import EngineStats
     from paged_kv.models import LoadedModel, Tokenizer
 

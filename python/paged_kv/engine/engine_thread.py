@@ -10,8 +10,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-from paged_kv.engine.llm_engine import RequestUpdate
-from paged_kv.engine.outputs import RequestOutput
+from paged_kv.engine.outputs import RequestOutput, RequestUpdate
 
 if TYPE_CHECKING:
     import asyncio

@@ -115,7 +115,9 @@ class InputBatch:
     def free(self, request: Request) -> None:
         """Give back the request's blocks and its row."""
         self._blocks.free(np.array([request.row], np.int32))
-        self._forget(request)
+        self._requests[request.row] = None
+        self._free_rows.append(request.row)
+        request.row = NO_ROW
 
     def allocate_slots(self, rows: Rows, num_new_tokens: Rows) -> int:
         """Allocate slots for requests in this order, up to the first that gets none.
@@ -182,11 +184,6 @@ class InputBatch:
             if found != expected:
                 msg = f"row {row}: expected (row, tokens, computed) {expected}, got {found}"
                 raise AssertionError(msg)
-
-    def _forget(self, request: Request) -> None:
-        self._requests[request.row] = None
-        self._free_rows.append(request.row)
-        request.row = NO_ROW
 
     def _set_end_token_ids(self, row: int, token_ids: list[int]) -> None:
         missing = len(token_ids) - self._end_token_ids.shape[1]

@@ -17,7 +17,7 @@ from paged_kv.engine.inputs import (
     encode_prompt,
     split_prompts,
 )
-from paged_kv.engine.llm_engine import LLMEngine, RequestUpdate
+from paged_kv.engine.llm_engine import LLMEngine
 from paged_kv.engine.sampling_params import SamplingParams
 from paged_kv.models import LoadedModel, load_model
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paged_kv.engine.kv_scales import KVScales
-    from paged_kv.engine.outputs import RequestOutput
+    from paged_kv.engine.outputs import RequestOutput, RequestUpdate
     from paged_kv.models import Tokenizer
 
 __all__ = ["LLM", "ChatMessage"]

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from paged_kv.engine.scheduler_output import SchedulerOutput
     from paged_kv.models import LoadedModel
 
-__all__ = ["LLMEngine", "RequestUpdate"]
+__all__ = ["LLMEngine"]
 
 # Rows of logits that are held at once for the log probabilities of a prompt.
 _LOGPROB_ROWS = 256

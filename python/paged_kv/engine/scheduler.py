@@ -94,13 +94,7 @@ class Scheduler(RequestLists):
                 elif not fork.is_finished():
                     self.waiting.add(fork)
         if started:
-            rows = np.array([fork.row for fork, _ in started], np.int32)
-            output.requests = [*output.requests, *(fork for fork, _ in started)]
-            output.rows = np.concatenate([output.rows, rows])
-            nothing = np.zeros(len(rows), np.int32)
-            output.num_scheduled_tokens = np.concatenate([output.num_scheduled_tokens, nothing])
-            output.num_computed_tokens = np.concatenate([output.num_computed_tokens, nothing])
-            output.samples = np.concatenate([output.samples, np.ones(len(rows), np.bool_)])
+            output.append_forks([fork for fork, _ in started])
         return started, copies
 
     def update_from_output(self, output: SchedulerOutput, token_ids: Rows) -> list[Request]:

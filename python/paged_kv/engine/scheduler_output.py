@@ -16,10 +16,6 @@ if TYPE_CHECKING:
 __all__ = ["SchedulerOutput"]
 
 
-def _no_rows() -> npt.NDArray[np.int32]:
-    return np.empty(0, np.int32)
-
-
 @dataclass(slots=True, eq=False)
 class SchedulerOutput:
     """Which requests run in a step, and what has to be copied before it.
@@ -33,30 +29,28 @@ class SchedulerOutput:
         num_computed_tokens: int64, tokens computed before the step: where its share begins.
         num_running: So many of the requests ran before.
         resumed: Those of the others that had been preempted.
-        draft_token_ids: For requests that have any: the drafts among their tokens, the last ones;
-            -1 pads a request that has none.
         preempted: Requests that lost their blocks since the last step.
         finished_req_ids: Requests that ended since the last step.
         blocks_to_swap_out: ``(block of the cache, block of the swap space)``, to be copied first.
         blocks_to_swap_in: ``(block of the swap space, block of the cache)``, to be copied next.
         samples: bool, whether the step computes the last token of the request, so that a new one
             follows.
+        draft_token_ids: For requests that have any: the drafts among their tokens, the last ones;
+            -1 pads a request that has none.
     """
 
-    requests: list[Request] = field(default_factory=list)
-    rows: npt.NDArray[np.int32] = field(default_factory=_no_rows)
-    num_scheduled_tokens: npt.NDArray[np.int32] = field(default_factory=_no_rows)
-    num_computed_tokens: npt.NDArray[np.int64] = field(
-        default_factory=lambda: np.empty(0, np.int64)
-    )
-    num_running: int = 0
-    resumed: list[Request] = field(default_factory=list)
+    requests: list[Request]
+    rows: npt.NDArray[np.int32]
+    num_scheduled_tokens: npt.NDArray[np.int32]
+    num_computed_tokens: npt.NDArray[np.int64]
+    num_running: int
+    resumed: list[Request]
+    preempted: list[Request]
+    finished_req_ids: list[str]
+    blocks_to_swap_out: list[tuple[int, int]]
+    blocks_to_swap_in: list[tuple[int, int]]
+    samples: npt.NDArray[np.bool_]
     draft_token_ids: dict[str, list[int]] = field(default_factory=dict)
-    preempted: list[Request] = field(default_factory=list)
-    finished_req_ids: list[str] = field(default_factory=list)
-    blocks_to_swap_out: list[tuple[int, int]] = field(default_factory=list)
-    blocks_to_swap_in: list[tuple[int, int]] = field(default_factory=list)
-    samples: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_))
 
     @property
     def total_num_scheduled_tokens(self) -> int:
@@ -73,3 +67,12 @@ class SchedulerOutput:
         if self.samples.all():
             return self.requests
         return [r for r, samples in zip(self.requests, self.samples, strict=True) if samples]
+
+    def append_forks(self, forks: list[Request]) -> None:
+        """Add requests that compute nothing in this step and get a token all the same."""
+        nothing = np.zeros(len(forks), np.int32)
+        self.requests = [*self.requests, *forks]
+        self.rows = np.concatenate([self.rows, np.array([fork.row for fork in forks], np.int32)])
+        self.num_scheduled_tokens = np.concatenate([self.num_scheduled_tokens, nothing])
+        self.num_computed_tokens = np.concatenate([self.num_computed_tokens, nothing])
+        self.samples = np.concatenate([self.samples, np.ones(len(forks), np.bool_)])

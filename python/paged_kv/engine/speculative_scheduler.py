@@ -123,7 +123,8 @@ class SpeculativeScheduler(Scheduler):
         num_tokens = request.num_tokens - num_computed_tokens
         if num_tokens != 1 or num_computed_tokens + num_padded + 1 > self.config.max_model_len:
             return super()._num_admitted_tokens(request, num_computed_tokens, step)
-        rows = step.rows_and_counts()[0][: step.num_rows - len(step.admitted)]
+        rows, _ = step.rows_and_counts()
+        rows = rows[: len(rows) - len(step.admitted)]
         if self._batch.is_prefilling[rows].any() or not (len(rows) or num_computed_tokens):
             return super()._num_admitted_tokens(request, num_computed_tokens, step)
         return num_padded if num_padded <= step.budget else 0

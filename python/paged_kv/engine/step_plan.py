@@ -40,11 +40,6 @@ class StepPlan:
         self._rows: list[Rows] = []
         self._counts: list[Rows] = []
 
-    @property
-    def num_rows(self) -> int:
-        """Requests that have been scheduled."""
-        return sum(len(rows) for rows in self._rows)
-
     def share_out(self, wanted: npt.NDArray[np.int64]) -> Rows:
         """Give each its tokens, in order, until the budget is used up."""
         if wanted.sum() > self.budget:
