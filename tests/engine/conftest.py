@@ -79,12 +79,12 @@ def tiny_llama(tmp_path_factory) -> TinyLlama:
 def make_request():
     count = iter(range(10**6))
 
-    def make(token_ids, *, block_size=16, max_tokens=8, request_id=None, **kwargs):
+    def make(token_ids, *, block_size=16, max_tokens=8, request_id=None, params=None, **kwargs):
         token_ids = range(token_ids) if isinstance(token_ids, int) else token_ids
         return Request(
             request_id or f"r{next(count)}",
             list(token_ids),
-            SamplingParams(temperature=0.0, max_tokens=max_tokens),
+            params or SamplingParams(temperature=0.0, max_tokens=max_tokens),
             max_num_tokens=len(token_ids) + max_tokens,
             block_hasher=get_request_block_hasher(block_size),
             **kwargs,

@@ -3,42 +3,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
+from engine.scheduler_steps import add, finish_step, num_used_blocks, step, tokens_of
 
 from paged_kv.engine import RequestStatus
 from paged_kv.engine.request import finish_reason
-
-
-def finish_step(scheduler, output):
-    """Let every request that samples get token 0."""
-    num_tokens = len(output.sampling_requests())
-    finished = scheduler.update_from_output(output, np.zeros(num_tokens, np.int32))
-    scheduler.kv_cache_manager.check_integrity()
-    scheduler._batch.check_integrity()
-    return finished
-
-
-def tokens_of(output):
-    ids = [request.request_id for request in output.requests]
-    return dict(zip(ids, output.num_scheduled_tokens.tolist(), strict=True))
-
-
-def step(scheduler):
-    """Schedule and finish a step; return {id: tokens}."""
-    output = scheduler.schedule()
-    finish_step(scheduler, output)
-    return tokens_of(output)
-
-
-def add(scheduler, *requests):
-    for request in requests:
-        scheduler.add_request(request)
-
-
-def num_used_blocks(scheduler):
-    manager = scheduler.kv_cache_manager
-    return manager.kv_cache_config.num_blocks - 1 - manager.block_pool.get_num_free_blocks()
 
 
 def test_prompts_longer_than_the_budget_are_computed_in_chunks(make_scheduler, make_request):
@@ -126,6 +98,25 @@ def test_a_preempted_request_resumes_with_what_is_left_of_its_prefix(make_schedu
     assert tokens_of(output) == {"100": 17}
     assert output.resumed == [second]
     assert second.num_cached_tokens == 0, "what the first admission found must stay on record"
+
+
+def test_a_preemption_lists_no_blocks_without_a_swap_space(make_scheduler, make_request):
+    """That is a pass over the block tables, for nothing."""
+
+    class Unlisted:
+        def __init__(self, manager):
+            self._manager = manager
+
+        def __getattr__(self, name):
+            assert name != "get_block_ids"
+            return getattr(self._manager, name)
+
+    scheduler = make_scheduler(num_blocks=6)
+    add(scheduler, make_request(32, request_id="a"), make_request(range(90, 122), request_id="b"))
+    step(scheduler)
+    scheduler.kv_cache_manager = Unlisted(scheduler.kv_cache_manager)
+    assert step(scheduler) == {"a": 1}
+    assert scheduler.requests["b"].status == RequestStatus.PREEMPTED
 
 
 def test_the_least_important_request_is_preempted(make_scheduler, make_request):
@@ -223,6 +214,26 @@ def test_tokens_and_lengths_end_requests(make_scheduler, make_request):
     assert [request.request_id for request in finished] == ["0", "3"]
     assert {finish_reason(request.status) for request in finished} == {"length"}
     assert num_used_blocks(scheduler) == 0
+
+
+def test_end_tokens_of_a_request_that_is_gone_are_compared_no_more(make_scheduler, make_request):
+    scheduler = make_scheduler()
+    batch = scheduler._batch
+    greedy = make_request(10).sampling_params
+    many = dataclasses.replace(greedy, stop_token_ids=tuple(range(100, 1100)))
+    few = dataclasses.replace(greedy, stop_token_ids=(5, 6))
+    requests = [make_request(range(i, i + 10), request_id=str(i), params=p)
+                for i, p in enumerate((many, few, greedy))]  # fmt: skip
+    widths = []
+    for request in (*requests[:2], requests[2]):
+        scheduler.add_request(request)
+        scheduler.schedule()
+        widths.append(batch._end_token_ids.shape[1])
+        if request is requests[1]:
+            scheduler.finish_requests(["0"], RequestStatus.FINISHED_ABORTED)
+    assert widths == [1000, 1000, 2]
+    rows = np.array([request.row for request in requests[1:]], np.int32)
+    assert batch.append_token_ids(rows, np.array([6, 6], np.int32)).tolist() == [True, False]
 
 
 @pytest.mark.parametrize("when", ["waiting", "running", "preempted", "scheduled"])
@@ -335,44 +346,6 @@ def test_a_reset_of_running_requests_forgets_what_was_swapped(make_scheduler, ma
 
 
 # ---- forks
-
-
-def test_forks_share_the_prompt_and_copy_its_last_block(make_scheduler, make_request):
-    scheduler = make_scheduler(num_blocks=20)
-    parent, *forks = (make_request(40, request_id=str(i), index=i) for i in range(3))
-    scheduler.add_request(parent, forks)
-    output = scheduler.schedule()
-    assert tokens_of(output) == {"0": 40}
-    started, copies = scheduler.fork_requests(output)
-    assert started == [(forks[0], 0), (forks[1], 0)]
-    tables = [scheduler.kv_cache_manager.get_block_ids(str(i))[0] for i in range(3)]
-    assert tables[1][:2] == tables[2][:2] == tables[0][:2]
-    assert copies == [(tables[0][2], tables[1][2]), (tables[0][2], tables[2][2])]
-    assert len({table[2] for table in tables}) == 3
-    assert output.sampling_requests() == [parent, *forks]
-    finish_step(scheduler, output)
-    assert step(scheduler) == {"0": 1, "1": 1, "2": 1}
-
-
-def test_forks_for_which_there_is_no_room_wait(make_scheduler, make_request):
-    scheduler = make_scheduler(num_blocks=4, max_num_seqs=2)
-    parent, *forks = (make_request(20, request_id=str(i), index=i) for i in range(3))
-    scheduler.add_request(parent, forks)
-    output = scheduler.schedule()
-    started, _ = scheduler.fork_requests(output)
-    assert [fork.request_id for fork, _ in started] == ["1"]
-    assert [request.request_id for request in scheduler.waiting] == ["2"]
-    finish_step(scheduler, output)
-
-
-def test_forks_of_an_aborted_prompt_compute_it_themselves(make_scheduler, make_request):
-    scheduler = make_scheduler(num_blocks=20)
-    parent, *forks = (make_request(20, request_id=str(i), index=i) for i in range(3))
-    scheduler.add_request(parent, forks)
-    scheduler.finish_requests(["0", "2"], RequestStatus.FINISHED_ABORTED)
-    assert step(scheduler) == {"1": 20}
-    assert not forks[0].is_finished()
-    assert forks[1].is_finished()
 
 
 def test_an_unknown_policy_is_refused(make_scheduler):

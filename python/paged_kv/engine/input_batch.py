@@ -45,9 +45,7 @@ class InputBatch:
         num_tokens: int64, prompt and output tokens.
         num_computed_tokens: int64, tokens whose keys and values are in the cache, or will be after
             the step that has been scheduled.
-        num_draft_tokens: int64, guesses to be checked by the next step.
         max_num_tokens: int64, the length that ends the request.
-        is_prefilling: bool, whether the last step left some of its tokens uncomputed.
 
     Source:
         vLLM 0.32 ``v1/worker/gpu_input_batch.py::InputBatch``.
@@ -76,12 +74,17 @@ class InputBatch:
         self.token_ids = np.zeros((max_num_seqs, max_model_len), np.int32)
         self.num_tokens = np.zeros(max_num_seqs, np.int64)
         self.num_computed_tokens = np.zeros(max_num_seqs, np.int64)
-        self.num_draft_tokens = np.zeros(max_num_seqs, np.int64)
         self.max_num_tokens = np.zeros(max_num_seqs, np.int64)
-        self.is_prefilling = np.zeros(max_num_seqs, np.bool_)
+        # As wide as the running request with most end tokens: every step compares all of it.
         self._end_token_ids = np.full((max_num_seqs, 1), _NO_TOKEN, np.int32)
+        self._num_end_token_ids = np.zeros(max_num_seqs, np.int64)
         self._requests: list[Request | None] = [None] * max_num_seqs
         self._free_rows = list(range(max_num_seqs))[::-1]
+
+    @property
+    def num_rows(self) -> int:
+        """Requests that can run at once."""
+        return len(self._requests)
 
     @property
     def num_free_rows(self) -> int:
@@ -108,7 +111,6 @@ class InputBatch:
         self.token_ids[row, :num_tokens] = request.all_token_ids
         self.num_tokens[row] = num_tokens
         self.num_computed_tokens[row] = request.num_computed_tokens
-        self.num_draft_tokens[row] = 0
         self.max_num_tokens[row] = request.max_num_tokens
         self._set_end_token_ids(row, sorted(request.end_token_ids))
 
@@ -116,6 +118,7 @@ class InputBatch:
         """Give back the request's blocks and its row."""
         self._blocks.free(np.array([request.row], np.int32))
         self._requests[request.row] = None
+        self._num_end_token_ids[request.row] = 0
         self._free_rows.append(request.row)
         request.row = NO_ROW
 
@@ -186,10 +189,11 @@ class InputBatch:
                 raise AssertionError(msg)
 
     def _set_end_token_ids(self, row: int, token_ids: list[int]) -> None:
-        missing = len(token_ids) - self._end_token_ids.shape[1]
-        if missing > 0:
-            self._end_token_ids = np.pad(
-                self._end_token_ids, ((0, 0), (0, missing)), constant_values=_NO_TOKEN
-            )
+        self._num_end_token_ids[row] = len(token_ids)
+        width = max(int(self._num_end_token_ids.max()), 1)
+        old = self._end_token_ids
+        if width != old.shape[1]:
+            self._end_token_ids = np.full((len(old), width), _NO_TOKEN, np.int32)
+            self._end_token_ids[:, : old.shape[1]] = old[:, :width]
         self._end_token_ids[row] = _NO_TOKEN
         self._end_token_ids[row, : len(token_ids)] = token_ids

@@ -156,11 +156,16 @@ class RequestLists:
         """
         if num_computed_tokens is None:
             num_computed_tokens = victim.num_computed_tokens
-        block_ids = self.kv_cache_manager.get_block_ids(victim.request_id)
-        if may_swap:
-            self.swap_space.swap_out(victim.request_id, block_ids, num_computed_tokens)
-        if self.config.evict_uncomputed_blocks and num_computed_tokens < victim.num_computed_tokens:
-            self._evict_uncomputed_blocks(block_ids, num_computed_tokens)
+        swaps = may_swap and self.config.num_swap_blocks > 0
+        evicts = (
+            self.config.evict_uncomputed_blocks and num_computed_tokens < victim.num_computed_tokens
+        )
+        if swaps or evicts:  # to list the blocks costs a pass over them
+            block_ids = self.kv_cache_manager.get_block_ids(victim.request_id)
+            if swaps:
+                self.swap_space.swap_out(victim.request_id, block_ids, num_computed_tokens)
+            if evicts:
+                self._evict_uncomputed_blocks(block_ids, num_computed_tokens)
         self._batch.free(victim)
         self.running.remove(victim)
         self._running_rows = None

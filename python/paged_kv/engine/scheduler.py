@@ -260,7 +260,6 @@ class Scheduler(RequestLists):
         computed_after = batch.num_computed_tokens[rows]
         num_tokens = batch.num_tokens[rows]
         samples = computed_after >= num_tokens
-        batch.is_prefilling[rows] = ~samples
         output = SchedulerOutput(
             requests=batch.requests_of(rows),
             rows=rows,

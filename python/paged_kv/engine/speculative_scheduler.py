@@ -53,7 +53,10 @@ class SpeculativeScheduler(Scheduler):
         num_draft_tokens: int,
     ) -> None:
         super().__init__(kv_cache_manager, batch, config)
-        self._num_draft_tokens = num_draft_tokens
+        self._max_num_draft_tokens = num_draft_tokens
+        # By row of the batch, as the counters of `InputBatch`.
+        self._num_draft_tokens = np.zeros(batch.num_rows, np.int64)
+        self._is_prefilling = np.zeros(batch.num_rows, np.bool_)
 
     def update_draft_token_ids(self, draft_token_ids: Mapping[str, Sequence[int]]) -> None:
         """Set the drafts that the next step is to check. Requests that still prefill get none."""
@@ -61,10 +64,10 @@ class SpeculativeScheduler(Scheduler):
             request = self.requests.get(request_id)
             if request is None or request.row == NO_ROW:
                 continue
-            if self._batch.is_prefilling[request.row]:
+            if self._is_prefilling[request.row]:
                 drafts = ()
             request.spec_token_ids = list(drafts)
-            self._batch.num_draft_tokens[request.row] = len(drafts)
+            self._num_draft_tokens[request.row] = len(drafts)
 
     def update_from_accepted(
         self, output: SchedulerOutput, token_ids: Mapping[str, Sequence[int]]
@@ -95,6 +98,11 @@ class SpeculativeScheduler(Scheduler):
         self._remove_from_queues(finished)
         return finished
 
+    def _start(self, request: Request) -> None:
+        super()._start(request)
+        self._num_draft_tokens[request.row] = 0
+        self._is_prefilling[request.row] = False
+
     def _take_back_rejected(
         self, request: Request, output: SchedulerOutput, num_accepted: int
     ) -> None:
@@ -107,7 +115,7 @@ class SpeculativeScheduler(Scheduler):
     def _num_wanted_tokens(self, rows: Rows, threshold: int) -> npt.NDArray[np.int64]:
         batch = self._batch
         computed = batch.num_computed_tokens[rows]
-        wanted = batch.num_tokens[rows] + batch.num_draft_tokens[rows] - computed
+        wanted = batch.num_tokens[rows] + self._num_draft_tokens[rows] - computed
         # A draft must not lie past the longest request.
         np.minimum(wanted, self.config.max_model_len - 1 - computed, out=wanted)
         return np.minimum(wanted, threshold) if threshold > 0 else wanted
@@ -119,13 +127,13 @@ class SpeculativeScheduler(Scheduler):
 
         So a request that comes to decode beside others has its one token padded with drafts.
         """
-        num_padded = 1 + self._num_draft_tokens
+        num_padded = 1 + self._max_num_draft_tokens
         num_tokens = request.num_tokens - num_computed_tokens
         if num_tokens != 1 or num_computed_tokens + num_padded + 1 > self.config.max_model_len:
             return super()._num_admitted_tokens(request, num_computed_tokens, step)
         rows, _ = step.rows_and_counts()
         rows = rows[: len(rows) - len(step.admitted)]
-        if self._batch.is_prefilling[rows].any() or not (len(rows) or num_computed_tokens):
+        if self._is_prefilling[rows].any() or not (len(rows) or num_computed_tokens):
             return super()._num_admitted_tokens(request, num_computed_tokens, step)
         return num_padded if num_padded <= step.budget else 0
 
@@ -143,5 +151,6 @@ class SpeculativeScheduler(Scheduler):
             request.spec_token_ids = []
         for request in output.requests[: output.num_running]:
             request.spec_token_ids = []
-        self._batch.num_draft_tokens[output.rows] = 0
+        self._num_draft_tokens[output.rows] = 0
+        self._is_prefilling[output.rows] = ~output.samples
         return output
