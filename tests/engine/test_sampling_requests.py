@@ -133,6 +133,22 @@ def test_what_the_model_cannot_serve_is_refused(llm, changes, message):
     assert not llm.engine.has_unfinished_requests()
 
 
+def test_bad_words_are_encoded_once(tiny_llama):
+    """Though a request is checked before it is queued, and several have the same parameters."""
+
+    class CountingTokenizer(LetterTokenizer):
+        num_encoded = 0
+
+        def encode(self, text, *, add_special_tokens=True):
+            self.num_encoded += 1
+            return super().encode(text, add_special_tokens=add_special_tokens)
+
+    tokenizer = CountingTokenizer()
+    llm = LLM(dataclasses.replace(tiny_llama.loaded, tokenizer=tokenizer), num_blocks=64)
+    llm.generate([PROMPT, PROMPT[:9]], dataclasses.replace(GREEDY, bad_words=["ab", "c"]))
+    assert tokenizer.num_encoded == 4, "each word alone and after a space"
+
+
 def test_bad_words_need_a_tokenizer(tiny_llama):
     with pytest.raises(ValueError, match="bad_words need a tokenizer"):
         complete(tiny_llama.llm(num_blocks=16), bad_words=["a"])

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,7 +13,7 @@ from paged_kv.engine.bad_words import encode_bad_words
 from paged_kv.engine.completion import CompletionBuilder, RequestState
 from paged_kv.engine.logprobs import PromptLogprobs
 from paged_kv.engine.request import Request
-from paged_kv.engine.sampling_checks import check_sampling_params
+from paged_kv.engine.sampling_checks import check_bans, check_sampling_params
 from paged_kv.engine.sampling_row import SamplingRow
 from paged_kv.engine.token_texts import TokenTexts
 from paged_kv.hashing import get_request_block_hasher
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from paged_kv.models import LoadedModel
 
 __all__ = ["RequestFactory"]
+
+# Lists of bad words whose token ids are kept: an application has a few.
+_NUM_BAD_WORD_LISTS = 64
 
 
 class RequestFactory:
@@ -55,10 +59,14 @@ class RequestFactory:
             get_request_block_hasher(hash_block_size) if hash_block_size is not None else None
         )
         self._seeds = torch.Generator().manual_seed(seed)
+        # A request is checked, often twice, before it is made, and one list serves many requests.
+        self._encode_bad_words = lru_cache(_NUM_BAD_WORD_LISTS)(self._encode_bad_words_anew)
 
     def check(self, params: SamplingParams) -> None:
         """Raise ``ValueError`` if the model cannot serve these parameters."""
-        check_sampling_params(params, self._vocab_size, self._tokenizer, self._eos_token_ids)
+        check_sampling_params(params, self._vocab_size, has_tokenizer=self._tokenizer is not None)
+        bad_words = self._bad_words(params)
+        check_bans(params, self._vocab_size, bad_words, self._eos_token_ids)
 
     def make(
         self,
@@ -74,9 +82,7 @@ class RequestFactory:
         if params.max_tokens is not None:
             max_num_tokens = min(max_num_tokens, len(prompt.token_ids) + params.max_tokens)
         seed = self._choose_seed(params)
-        bad_words: Sequence[Sequence[int]] = ()
-        if params.bad_words and self._tokenizer is not None:
-            bad_words = encode_bad_words(params.bad_words, self._tokenizer, self._vocab_size)
+        bad_words = self._bad_words(params)
         builders = []
         for index in range(params.n):
             request = Request(
@@ -102,6 +108,14 @@ class RequestFactory:
             )
             builders.append(CompletionBuilder(request, row, self._tokenizer, self._token_texts))
         return RequestState(request_id, builders, self._make_prompt_logprobs(prompt, params))
+
+    def _bad_words(self, params: SamplingParams) -> Sequence[Sequence[int]]:
+        return self._encode_bad_words(tuple(params.bad_words)) if params.bad_words else ()
+
+    def _encode_bad_words_anew(self, words: tuple[str, ...]) -> Sequence[Sequence[int]]:
+        if self._tokenizer is None:  # which `check` refuses
+            return ()
+        return encode_bad_words(words, self._tokenizer, self._vocab_size)
 
     def _make_prompt_logprobs(
         self, prompt: EncodedPrompt, params: SamplingParams
