@@ -100,8 +100,8 @@ class Request(_core.Request):
         request_id: Names the request; no two live requests of a manager share one.
         prompt_token_ids: ``[num_prompt_tokens]``: a list, or an int32 or int64 array. None if the
             prompt is `prompt_embeds` alone; each token id is then 0.
-        sampling_params: Read where present: ``skip_reading_prefix_cache``, ``max_tokens`` and
-            ``extra_args["kv_cache_report_mode"]``.
+        sampling_params: Read where present: ``skip_reading_prefix_cache`` (None: whether
+            ``prompt_logprobs`` is set), ``max_tokens`` and ``extra_args["kv_cache_report_mode"]``.
         pooling_params: ``skip_reading_prefix_cache`` is read where present.
         arrival_time: Seconds; None: now.
         prompt_embeds: ``[num_prompt_tokens, hidden_size]``, C-contiguous. Not copied.
@@ -182,12 +182,13 @@ class Request(_core.Request):
         return _report_mode(self.sampling_params)
 
 
-def _skips_reading(*params: object) -> bool:
-    for param in params:
-        skip = getattr(param, "skip_reading_prefix_cache", None)
+def _skips_reading(sampling_params: object, pooling_params: object) -> bool:
+    for params in (sampling_params, pooling_params):
+        skip = getattr(params, "skip_reading_prefix_cache", None)
         if skip is not None:
             return bool(skip)
-    return False
+    # Tokens that are found in the cache have no logits.
+    return getattr(sampling_params, "prompt_logprobs", None) is not None
 
 
 def _report_mode(sampling_params: object) -> str:

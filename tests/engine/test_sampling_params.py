@@ -140,13 +140,21 @@ def test_params_cannot_be_changed():
         SamplingParams().top_k = 1
 
 
-def test_reading_the_prefix_cache_is_the_default_and_extra_args_do_not_hinder_hashing():
-    assert SamplingParams().skip_reading_prefix_cache is False
-    assert SamplingParams(prompt_logprobs=0).skip_reading_prefix_cache is True
-    with_cache = SamplingParams(prompt_logprobs=0, skip_reading_prefix_cache=False)
-    assert with_cache.skip_reading_prefix_cache is True, "tokens from the cache have no logits"
-    assert SamplingParams(skip_reading_prefix_cache=True).skip_reading_prefix_cache
+def test_extra_args_do_not_hinder_hashing():
     params = SamplingParams(extra_args={"kv_cache_report_mode": "full"})
     assert params.extra_args == {"kv_cache_report_mode": "full"}
     assert hash(params) == hash(SamplingParams())
     assert params != SamplingParams()
+
+
+def test_the_prefix_cache_is_read_but_for_prompt_logprobs(make_request):
+    def skips(params):
+        return make_request(4, params=params).skip_reading_prefix_cache
+
+    assert not skips(SamplingParams())
+    assert skips(SamplingParams(skip_reading_prefix_cache=True))
+    with_logprobs = SamplingParams(prompt_logprobs=0)
+    assert skips(with_logprobs)
+    assert not skips(dataclasses.replace(with_logprobs, prompt_logprobs=None))
+    with pytest.raises(ValueError, match="must not be False with prompt_logprobs"):
+        dataclasses.replace(with_logprobs, skip_reading_prefix_cache=False)

@@ -66,8 +66,8 @@ class SamplingParams:
             are not looked for.
         ignore_eos: Go on after the model's end-of-sequence token.
         skip_reading_prefix_cache: Compute the whole prompt, whatever the prefix cache holds; its
-            blocks are cached all the same. Always so if ``prompt_logprobs`` are asked for: those
-            of cached tokens would be missing.
+            blocks are cached all the same. ``None``: if ``prompt_logprobs`` are asked for, as those
+            of cached tokens would be missing; then ``False`` is refused.
         extra_args: For others: :class:`paged_kv.Request` reads ``"kv_cache_report_mode"``, the
             engine reads nothing. Not copied.
 
@@ -204,9 +204,12 @@ class SamplingParams:
         if skip is not None and not isinstance(skip, bool):
             msg = f"skip_reading_prefix_cache must be a bool or None, got {skip!r}"
             raise TypeError(msg)
-        # Tokens that are found in the cache have no logits.
-        skip = bool(skip) or self.prompt_logprobs is not None
-        object.__setattr__(self, "skip_reading_prefix_cache", skip)
+        if skip is False and self.prompt_logprobs is not None:
+            msg = (
+                "skip_reading_prefix_cache must not be False with prompt_logprobs: tokens from the "
+                "cache have no logits"
+            )
+            raise ValueError(msg)
         if self.extra_args is not None and not isinstance(self.extra_args, Mapping):
             msg = f"extra_args must be a mapping or None, got {self.extra_args!r}"
             raise TypeError(msg)
