@@ -13,6 +13,7 @@ import threading
 import pytest
 
 from paged_kv import AsyncLLM, SamplingParams
+from paged_kv.engine import EngineDeadError, EngineGenerateError
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6)
 LONG = dataclasses.replace(GREEDY, max_tokens=900)
@@ -230,7 +231,7 @@ def test_an_error_of_the_engine_in_add_reaches_its_caller_alone(run, monkeypatch
 
 
 def fail(*arguments, **options):
-    raise BrokenModelError
+    raise BrokenModelError("no luck")
 
 
 def test_a_failing_step_raises_to_all_who_wait_and_the_engine_goes_on(tiny_llama, run):
@@ -246,7 +247,10 @@ def test_a_failing_step_raises_to_all_who_wait_and_the_engine_goes_on(tiny_llama
             finish(make(PROMPT[:n], LONG)) for make in (llm.generate, llm.stream) for n in (3, 9)
         ]
         errors = await asyncio.gather(*calls, return_exceptions=True)
-        assert [type(error) for error in errors] == 4 * [BrokenModelError]
+        assert [type(error) for error in errors] == 4 * [EngineGenerateError]
+        assert "step of the engine failed: BrokenModelError: no luck" in str(errors[0])
+        assert len(set(map(id, errors))) == 4, "raising one must not grow another's traceback"
+        assert {type(error.__cause__) for error in errors} == {BrokenModelError}
         output = await finish(llm.generate(PROMPT, GREEDY))
         assert output.outputs[0].token_ids == tiny_llama.greedy(PROMPT, 6)
 
@@ -261,13 +265,41 @@ def test_shutdown_ends_callers_and_can_be_repeated(run):
         await asyncio.gather(llm.shutdown(), llm.shutdown())
         assert not engine_threads()
         for iterator in (running, never_advanced):
-            with pytest.raises(RuntimeError, match="shut down"):
+            with pytest.raises(EngineDeadError, match="shut down"):
                 await finish(iterator)
-        with pytest.raises(RuntimeError, match="shut down"):
+        with pytest.raises(EngineDeadError, match="shut down"):
             llm.generate(PROMPT, GREEDY)
         await llm.abort("unknown")
 
     run(main)
+
+
+def test_callers_of_a_thread_that_has_failed_get_errors_with_its_cause(tiny_llama):
+    async def main():
+        llm = AsyncLLM(tiny_llama.loaded, num_blocks=64)
+        llm._thread._deliver = fail_in_step = Once(fail, llm._thread._deliver)
+        calls = [finish(llm.generate(PROMPT[:n], LONG)) for n in (3, 9)]
+        errors = await asyncio.gather(*calls, return_exceptions=True)
+        assert fail_in_step.has_failed
+        assert [type(error) for error in errors] == 2 * [EngineDeadError]
+        assert errors[0] is not errors[1]
+        assert {type(error.__cause__) for error in errors} == {BrokenModelError}
+        await llm.shutdown()
+
+    asyncio.run(main())
+
+
+class Once:
+    """Calls one function, then always another."""
+
+    def __init__(self, first, then):
+        self.has_failed = False
+        self._first, self._then = first, then
+
+    def __call__(self, *arguments):
+        function = self._then if self.has_failed else self._first
+        self.has_failed = True
+        return function(*arguments)
 
 
 def test_an_idle_engine_sleeps(run):

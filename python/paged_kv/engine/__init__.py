@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from paged_kv.engine.async_llm import AsyncLLM
 from paged_kv.engine.config import EngineConfig
+from paged_kv.engine.errors import EngineDeadError, EngineGenerateError
 from paged_kv.engine.input_batch import InputBatch
 from paged_kv.engine.llm import LLM
 from paged_kv.engine.llm_engine import LLMEngine
@@ -21,6 +22,8 @@ __all__ = [
     "AsyncLLM",
     "CompletionOutput",
     "EngineConfig",
+    "EngineDeadError",
+    "EngineGenerateError",
     "InputBatch",
     "LLMEngine",
     "Logprob",

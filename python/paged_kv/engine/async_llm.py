@@ -10,6 +10,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, cast
 
 from paged_kv.engine.engine_thread import Call, EngineThread
+from paged_kv.engine.errors import EngineDeadError
 from paged_kv.engine.inputs import encode_prompt
 from paged_kv.engine.llm import LLM
 from paged_kv.engine.outputs import RequestOutput
@@ -42,7 +43,8 @@ class AsyncLLM:
     - **A slow caller** never holds up the others: the engine does not wait for it.
       :meth:`generate` then gives it fewer and longer snapshots, at most one is kept;
       :meth:`stream` keeps every update, as many as tokens the request generates.
-    - **A step that fails** raises its error to every caller that waits; the engine goes on.
+    - **A step that fails** raises :class:`~paged_kv.engine.errors.EngineGenerateError`, caused by
+      its error, to every caller that waits; the engine goes on.
 
     Args:
         model: As for :class:`~paged_kv.engine.llm.LLM`.
@@ -120,8 +122,9 @@ class AsyncLLM:
             ValueError: A bad prompt, bad parameters, or (as the iterator is advanced) an id that
                 is in use. No other request notices.
             TypeError: Something that is no prompt.
-            RuntimeError: The engine was shut down, before or (as the iterator is advanced) since.
-            BaseException: As the iterator is advanced, whatever a step of the engine has raised.
+            EngineDeadError: The engine was shut down, before or (as the iterator is advanced)
+                since; a ``RuntimeError``.
+            EngineGenerateError: As the iterator is advanced: a step failed; a ``RuntimeError``.
         """
         generator = self._start(prompt, sampling_params, request_id, priority, snapshots=True)
         return cast("AsyncGenerator[RequestOutput, None]", generator)
@@ -141,10 +144,11 @@ class AsyncLLM:
             :class:`~paged_kv.engine.outputs.RequestOutput`.
 
         Raises:
-            RuntimeError: As :meth:`generate`; also if :meth:`abort` has ended the request.
+            RuntimeError: :meth:`abort` has ended the request.
             ValueError: As :meth:`generate`, and so are the others.
             TypeError: Something that is no prompt.
-            BaseException: Whatever a step of the engine has raised.
+            EngineDeadError: The engine was shut down.
+            EngineGenerateError: A step failed.
         """
         generator = self._start(prompt, sampling_params, request_id, priority, snapshots=False)
         return cast("AsyncGenerator[RequestUpdate, None]", generator)
@@ -168,7 +172,7 @@ class AsyncLLM:
         """End all requests, to whose callers an error is raised, and join the thread. Idempotent.
 
         Raises:
-            RuntimeError: Not raised here, but to callers that wait, and by calls from now on.
+            EngineDeadError: Not raised here, but to callers that wait, and by calls from now on.
         """
         self._thread.stop()
         await asyncio.to_thread(self._thread.join)
@@ -196,7 +200,7 @@ class AsyncLLM:
         """Check the arguments now; the generator that is returned does the rest."""
         if self._thread.is_stopping:
             msg = "the engine was shut down"
-            raise RuntimeError(msg)
+            raise EngineDeadError(msg)
         engine = self._llm.engine
         params = sampling_params if sampling_params is not None else SamplingParams()
         encoded = encode_prompt(prompt, self.tokenizer, engine.vocab_size)
@@ -217,7 +221,7 @@ class AsyncLLM:
         try:
             if not self._thread.add(call, prompt, params, priority=priority):
                 msg = "the engine was shut down"
-                raise RuntimeError(msg)
+                raise EngineDeadError(msg)
             while True:
                 item = await call.inbox.get()
                 call.has_snapshot = False

@@ -10,6 +10,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
+from paged_kv.engine.errors import EngineDeadError, EngineGenerateError
 from paged_kv.engine.outputs import RequestOutput, RequestUpdate
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Call:
         wants_snapshots: Whether it gets a `RequestOutput` after each step, else each update.
         loop: The caller's event loop.
         inbox: What the caller has not taken yet, in order; filled in the loop's thread. An
-            exception is raised to the caller and comes last.
+            exception is raised to the caller, is nobody else's, and comes last.
         has_snapshot: Whether a snapshot is on its way that the caller has not taken. Set by the
             engine's thread, reset by the caller's.
     """
@@ -111,19 +112,19 @@ class EngineThread:
     # ---- the thread
 
     def _run(self) -> None:
-        reason: BaseException = RuntimeError("the engine was shut down")
+        failure: BaseException | None = None
         try:
             while not self.is_stopping:
                 self._run_commands(wait=not self._engine.has_unfinished_requests())
                 if not self.is_stopping:
                     self._step()
         except BaseException as error:  # noqa: BLE001  (raised to the callers)
-            reason = error
+            failure = error
             self.is_stopping = True
         with self._end_lock:
             self._has_ended = True
         self._run_commands(wait=False)
-        self._end_all(reason)
+        self._end_all(EngineDeadError, "the engine was shut down", failure)
         atexit.unregister(self.join)
 
     def _run_commands(self, *, wait: bool) -> None:
@@ -142,7 +143,8 @@ class EngineThread:
                 if self._wants_snapshot_now(request_id)
             }
         except BaseException as error:  # noqa: BLE001  (raised to the callers)
-            self._end_all(error)
+            msg = f"a step of the engine failed: {type(error).__name__}: {error}"
+            self._end_all(EngineGenerateError, msg, error)
             return
         mail: list[tuple[Call, Item]] = []
         for update in updates:
@@ -176,7 +178,7 @@ class EngineThread:
         self, call: Call, prompt: EncodedPrompt, params: SamplingParams, priority: int
     ) -> None:
         if self.is_stopping:
-            self._deliver([(call, RuntimeError("the engine was shut down"))])
+            self._deliver([(call, EngineDeadError("the engine was shut down"))])
             return
         try:
             self._engine.add_request(call.request_id, prompt, params, priority=priority)
@@ -200,11 +202,19 @@ class EngineThread:
             self._deliver([(call, RuntimeError(f"request {request_id!r} was aborted"))])
         when_done()
 
-    def _end_all(self, error: BaseException) -> None:
-        """Raise to every caller; none of their requests stays in the engine."""
+    def _end_all(
+        self, error_type: type[RuntimeError], message: str, cause: BaseException | None
+    ) -> None:
+        """Raise to every caller; none of their requests stays in the engine.
+
+        Each gets an error of its own: raising one grows its traceback.
+        """
         calls, self._calls = list(self._calls.values()), {}
         self._engine.abort_request([call.request_id for call in calls])
-        self._deliver([(call, error) for call in calls])
+        errors = [error_type(message) for _ in calls]
+        for error in errors:
+            error.__cause__ = cause
+        self._deliver(zip(calls, errors, strict=True))
 
     def _deliver(self, mail: Iterable[tuple[Call, Item]]) -> None:
         """Hand items to their callers; wakes each event loop once."""
