@@ -6,6 +6,8 @@ import torch
 
 from paged_kv.engine import EngineConfig, memory, memory_profile
 
+ONE = torch.ones(1)
+
 
 def config(**arguments):
     arguments = {"max_num_seqs": 8, "max_model_len": 512} | arguments
@@ -57,6 +59,26 @@ def test_an_engine_profiles_where_a_share_is_given(tiny_llama, monkeypatch):
     monkeypatch.setattr(memory_profile, "measure_step_bytes", lambda *_: (64 << 30) - (3 << 20))
     llm = tiny_llama.llm(num_blocks=None, memory_utilization=1.0)
     assert 2 << 20 < llm.engine.cache_engine.num_bytes <= 3 << 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"max_model_len": 2000}, "max_model_len must be at most the model's 1024, got 2000"),
+        ({"kv_scales": {"layer": (ONE, ONE)}, "kv_cache_dtype": "int8"}, "has no layer 'layer'"),
+        ({"kv_scales": {}}, "kv_scales are those of a quantised cache"),
+    ],
+)
+def test_plain_mistakes_are_told_before_anything_is_measured(
+    tiny_llama, monkeypatch, arguments, message
+):
+    def refuse(*_):
+        pytest.fail("this takes seconds")
+
+    monkeypatch.setattr(memory_profile, "measure_step_bytes", refuse)
+    monkeypatch.setattr(tiny_llama.loaded.model, "prepare_for_cpu", refuse)
+    with pytest.raises(ValueError, match=message):
+        tiny_llama.llm(num_blocks=None, memory_utilization=1.0, **arguments)
 
 
 def test_a_container_limit_counts_as_the_memory(monkeypatch, tmp_path):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from paged_kv._core import KVCacheConfig, KVCacheTensor
 
-__all__ = ["CacheEngine"]
+__all__ = ["CacheEngine", "check_kv_scales"]
 
 
 class CacheEngine:
@@ -74,7 +74,7 @@ class CacheEngine:
         _check_memory("KV cache and swap space", needed, "cpu", "use less swap_space_bytes")
         memory = zeros_in_huge_pages((self.num_bytes,), dtype=torch.uint8, device=device)
         specs = dict(_layer_specs(kv_cache_config))
-        _check_scales(kv_scales or {}, specs)
+        check_kv_scales(kv_scales or {}, specs)
         places = {name: place for tensor in tensors for name, place in _layer_places(tensor)}
         self.kv_caches = {
             name: KVCache(
@@ -146,9 +146,10 @@ def _layer_places(tensor: KVCacheTensor) -> Iterator[tuple[str, tuple[int, int]]
         yield name, (tensor.offset + i * tensor.layer_stride, tensor.block_stride)
 
 
-def _check_scales(
+def check_kv_scales(
     kv_scales: Mapping[str, tuple[Tensor, Tensor]], specs: Mapping[str, AttentionSpec]
 ) -> None:
+    """Raise ``ValueError`` if there are scales of no layer, or not as many as a layer takes."""
     for name, scales in kv_scales.items():
         if name not in specs:
             msg = f"kv_scales: the model has no layer {name!r}; its first is {next(iter(specs))!r}"

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from paged_kv._core import KVCacheManager
-from paged_kv.engine.cache_engine import CacheEngine
+from paged_kv.engine.cache_engine import CacheEngine, check_kv_scales
 from paged_kv.engine.input_batch import InputBatch
 from paged_kv.engine.kv_scales import choose_kv_scales
-from paged_kv.engine.memory import plan_kv_cache
+from paged_kv.engine.memory import check_model_limit, plan_kv_cache
 from paged_kv.engine.memory_profile import choose_kv_cache_bytes
 from paged_kv.engine.model_runner import ModelRunner
 from paged_kv.engine.outputs import RequestUpdate
@@ -61,7 +61,7 @@ class LLMEngine:
 
     Raises:
         ValueError: ``max_model_len`` is more than the model or the pool allows, or, without chunked
-            prefill, than ``max_num_batched_tokens``.
+            prefill, than ``max_num_batched_tokens``; ``kv_scales`` that do not fit.
         MemoryError: The cache cannot be allocated.
 
     Notes:
@@ -80,15 +80,22 @@ class LLMEngine:
     ) -> None:
         self.config = config
         self.vocab_size = loaded.config.vocab_size
-        loaded.model.prepare_for_cpu()
+        self._model_limit = loaded.config.max_position_embeddings
         dtype = next(loaded.model.parameters()).dtype
         specs = loaded.model.kv_cache_specs(config.block_size, dtype, config.kv_cache_dtype)
+        # Mistakes are told before what takes seconds: packing weights, a step to measure.
+        check_model_limit(config.max_model_len, self._model_limit)
+        check_kv_scales(kv_scales or {}, specs)
+        if kv_scales is not None and config.kv_cache_dtype == "auto":
+            msg = "kv_scales are those of a quantised cache, but kv_cache_dtype is 'auto'"
+            raise ValueError(msg)
+        loaded.model.prepare_for_cpu()
         plan = plan_kv_cache(
             specs,
             num_blocks=config.num_blocks,
             num_bytes=choose_kv_cache_bytes(loaded, config),
             max_model_len=config.max_model_len,
-            model_limit=loaded.config.max_position_embeddings,
+            model_limit=self._model_limit,
             max_num_batched_tokens=config.max_num_batched_tokens,
         )
         self.max_model_len = plan.max_model_len
@@ -98,7 +105,6 @@ class LLMEngine:
                 f"prefill it must be at least max_model_len, here {self.max_model_len}"
             )
             raise ValueError(msg)
-        self._model_limit = loaded.config.max_position_embeddings
         num_swap_blocks = 0
         if config.preemption_mode == "swap":
             num_swap_blocks = config.swap_space_bytes // plan.block_bytes

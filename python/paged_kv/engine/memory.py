@@ -28,6 +28,7 @@ __all__ = [
     "KVCachePlan",
     "available_memory_bytes",
     "bytes_per_block",
+    "check_model_limit",
     "default_num_blocks",
     "plan_kv_cache",
     "total_memory_bytes",
@@ -108,9 +109,7 @@ def plan_kv_cache(
         ValueError: ``max_model_len`` is more than the model or the pool allows, or a pool in which
             not even one token fits.
     """
-    if max_model_len is not None and max_model_len > model_limit:
-        msg = f"max_model_len must be at most the model's {model_limit}, got {max_model_len}"
-        raise ValueError(msg)
+    check_model_limit(max_model_len, model_limit)
     groups = get_kv_cache_groups(dict(specs))
     block_bytes = bytes_per_block(groups)
     wanted_len = max_model_len or model_limit
@@ -135,6 +134,13 @@ def plan_kv_cache(
         num_gpu_blocks_override=num_blocks,
     )
     return KVCachePlan(config, max_model_len, block_bytes)
+
+
+def check_model_limit(max_model_len: int | None, model_limit: int) -> None:
+    """Raise ``ValueError`` if requests may be longer than the model allows."""
+    if max_model_len is not None and max_model_len > model_limit:
+        msg = f"max_model_len must be at most the model's {model_limit}, got {max_model_len}"
+        raise ValueError(msg)
 
 
 def bytes_per_block(kv_cache_groups: Sequence[KVCacheGroupSpec]) -> int:

@@ -18,7 +18,7 @@ from paged_kv.models.linear import Linear, PackedLinear, in_fixed_tiles
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from paged_kv._core import KVCacheSpec
+    from paged_kv._core import AttentionSpec
     from paged_kv.kv_cache import KVCache
     from paged_kv.metadata import AttentionMetadata
     from paged_kv.models.config import ModelConfig
@@ -186,7 +186,7 @@ class DecoderForCausalLM(nn.Module, ABC):
 
     def kv_cache_specs(
         self, block_size: int, dtype: torch.dtype, kv_cache_dtype: str = "auto"
-    ) -> dict[str, KVCacheSpec]:
+    ) -> dict[str, AttentionSpec]:
         """Describe what each layer keeps in its cache.
 
         Args:
@@ -227,7 +227,7 @@ class DecoderForCausalLM(nn.Module, ABC):
             return self._packed_tied_head(hidden)
         return functional.linear(hidden, self.embed_tokens)
 
-    def _kv_cache_spec(self, index: int, block_size: int, dtype: torch.dtype) -> KVCacheSpec:
+    def _kv_cache_spec(self, index: int, block_size: int, dtype: torch.dtype) -> AttentionSpec:
         window = self.config.sliding_window_of(index)
         shape: dict[str, Any] = {
             "block_size": block_size,
