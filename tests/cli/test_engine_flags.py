@@ -3,11 +3,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import pytest
+import torch
 
 from paged_kv.cli import main
+from paged_kv.engine.kv_scales import calibrate_kv_scales, load_kv_scales, save_kv_scales
+from paged_kv.models import load_model
+
+INT8 = ("--kv-cache-dtype", "int8")
 
 
 def test_n_completions_are_in_the_json_and_numbered_in_the_text(generate):
@@ -45,6 +51,42 @@ def test_sizes_of_the_cache(generate):
     assert "KV cache:    0.5 MiB" in plain
     assert "KV cache:    0.1 MiB" in eight_bits
     assert generate(*memory)[0] == 0
+
+
+def test_scales_are_calibrated_on_the_prompts_kept_in_a_file_and_used(model, generate, tmp_path):
+    path = tmp_path / "scales.json"
+    int8 = ("--kv-cache-dtype", "int8", "--format", "json", "--logprobs", 1)
+    prompts = ("hello", "a longer prompt")
+    status, calibrated, _ = generate(*int8, "--calibrate-kv-scales", path, prompts=prompts)
+    assert status == 0
+    loaded = load_model(model)
+    encoded = [loaded.tokenizer.encode(prompt) for prompt in prompts]
+    expected = calibrate_kv_scales(loaded, "int8", encoded)
+    for name, pair in load_kv_scales(path).items():
+        assert all(map(torch.equal, pair, expected[name]))
+    assert generate(*int8, "--kv-scales", path, prompts=prompts)[:2] == (0, calibrated)
+    assert generate(*int8, prompts=prompts)[1] != calibrated, "those of random tokens are others"
+
+
+def test_scales_of_chat_prompts_are_those_of_the_templated_text(model, generate, tmp_path):
+    paths = [tmp_path / "plain.json", tmp_path / "chat.json"]
+    for path, flags in zip(paths, ((), ("--chat",)), strict=True):
+        calibrate = ("--kv-cache-dtype", "int8", "--calibrate-kv-scales", path)
+        prompt = "<user>hello<assistant>" if not flags else "hello"
+        assert generate(*calibrate, *flags, prompts=(prompt,))[0] == 0
+    assert paths[0].read_text() == paths[1].read_text()
+
+
+def test_chat_takes_scales_from_a_file(model, tmp_path, capsys, monkeypatch):
+    path = tmp_path / "scales.json"
+    names = [f"model.layers.{i}.self_attn" for i in range(2)]
+    save_kv_scales(path, {name: (torch.tensor([0.05]), torch.tensor([0.05])) for name in names})
+    argv = ["chat", "--model", str(model), "--num-blocks", "64", "--max-tokens", "4"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
+    assert main([*argv, "--kv-cache-dtype", "int8", "--kv-scales", str(path)]) == 0
+    save_kv_scales(path, {"other": (torch.ones(1), torch.ones(1))})
+    assert main([*argv, "--kv-cache-dtype", "int8", "--kv-scales", str(path)]) == 2
+    assert "no layer 'other'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("size", ["256K", "0.25MiB", "262144"])
@@ -89,6 +131,12 @@ def test_max_num_seqs_and_preemption_mode_change_no_text(generate):
         (("--memory-utilization", "0.5"), "not allowed with argument"),
         (("--kv-cache-memory", "1G"), "not allowed with argument"),
         (("--preemption-mode", "wait"), "--preemption-mode"),
+        (("--kv-scales", "x"), "--kv-scales needs --kv-cache-dtype fp8"),
+        (("--calibrate-kv-scales", "x"), "--calibrate-kv-scales needs --kv-cache-dtype fp8"),
+        ((*INT8, "--kv-scales", "x", "--calibrate-kv-scales", "x"), "exclude each other"),
+        ((*INT8, "--kv-scales", "/no/such/file"), "/no/such/file: No such file"),
+        ((*INT8, "--kv-scales", __file__), "not a file of scales"),
+        ((*INT8, "--calibrate-kv-scales", "/no/such/folder/x"), "/no/such/folder/x: No such file"),
     ],
 )
 def test_a_wrong_argument_is_one_line(generate, arguments, message):

@@ -92,6 +92,12 @@ def add_cache_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGr
         choices=("auto", "fp8", "fp8_e4m3", "fp8_e5m2", "int8"),
         help="auto: as the model computes keys and values; others: quantised",
     )
+    group.add_argument(
+        "--kv-scales",
+        metavar="FILE",
+        help="scales of a quantised cache, of generate's --calibrate-kv-scales or save_kv_scales; "
+        "default: from random tokens, which int8 suffers",
+    )
     group.add_argument("--block-size", type=int, default=16, metavar="B", help="tokens per block")
     size = group.add_mutually_exclusive_group()
     size.add_argument(

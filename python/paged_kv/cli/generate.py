@@ -8,11 +8,16 @@ import json
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from paged_kv.cli.options import engine_options, sampling_params
+import torch
+
+from paged_kv.cli.options import check_is_quantised, engine_options, sampling_params
 from paged_kv.cli.stdout import can_carry_unicode, write
-from paged_kv.engine import LLM, SamplingParams
+from paged_kv.engine import LLM, EngineConfig, SamplingParams
+from paged_kv.engine.inputs import encode_chat, encode_prompt
+from paged_kv.engine.kv_scales import calibrate_kv_scales, save_kv_scales
+from paged_kv.models import load_model
 from paged_kv.models.optional import import_optional
 
 if TYPE_CHECKING:
@@ -40,16 +45,24 @@ def generate(arguments: argparse.Namespace) -> int:
     # What can be wrong without a model is found before one is loaded.
     params = _sampling_params(arguments)
     texts = _read_prompts(arguments)
+    if arguments.calibrate_kv_scales is not None:
+        check_is_quantised(arguments, "--calibrate-kv-scales")
+        if arguments.kv_scales is not None:
+            msg = "--kv-scales and --calibrate-kv-scales exclude each other"
+            raise ValueError(msg)
+    options = engine_options(arguments)
     import_optional("rich", "to show progress")
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False)
-    llm = LLM(
-        arguments.model,
-        max_num_seqs=arguments.max_num_seqs,
-        preemption_mode=arguments.preemption_mode,
-        **engine_options(arguments),
-    )
+    options |= {
+        "max_num_seqs": arguments.max_num_seqs,
+        "preemption_mode": arguments.preemption_mode,
+    }
+    if arguments.calibrate_kv_scales is None:
+        llm = LLM(arguments.model, **options)
+    else:
+        llm = _calibrated_llm(arguments, texts, options)
     prompts = [_encode(llm, text, arguments.chat) for text in texts]
     recorder = _BlockMapRecorder() if arguments.show_blocks else None
     if arguments.format == "text" and len(prompts) == params.n == 1:
@@ -126,6 +139,30 @@ def _read_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         msg = f"{path}: not UTF-8 text (byte {error.start})"
         raise ValueError(msg) from None
+
+
+def _calibrated_llm(
+    arguments: argparse.Namespace, texts: list[str], options: dict[str, Any]
+) -> LLM:
+    """An ``LLM`` with scales for these prompts; writes them to the file of the argument."""
+    sizes = {name: value for name, value in options.items() if name not in ("dtype", "kv_scales")}
+    config = EngineConfig(**sizes)  # refuses wrong ones before a model is loaded
+    loaded = load_model(arguments.model, dtype=getattr(torch, arguments.dtype))
+    tokenizer, vocab_size = loaded.tokenizer, loaded.config.vocab_size
+    prompts = [
+        encode_chat([{"role": "user", "content": text}], tokenizer, vocab_size)
+        if arguments.chat
+        else encode_prompt(text, tokenizer, vocab_size)
+        for text in texts
+    ]
+    scales = calibrate_kv_scales(
+        loaded,
+        config.kv_cache_dtype,
+        [prompt.token_ids for prompt in prompts],
+        block_size=config.block_size,
+    )
+    save_kv_scales(arguments.calibrate_kv_scales, scales)
+    return LLM(loaded, **options | {"kv_scales": scales})
 
 
 def _encode(llm: LLM, text: str, chat: bool) -> str | EncodedPrompt:

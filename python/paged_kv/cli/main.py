@@ -104,6 +104,11 @@ def _add_generate(commands: argparse._SubParsersAction[_Parser]) -> None:
     )
     cache = add_cache_arguments(parser)
     cache.add_argument(
+        "--calibrate-kv-scales",
+        metavar="FILE",
+        help="find scales for the prompts, write them to FILE and use them",
+    )
+    cache.add_argument(
         "--max-num-seqs", type=int, default=256, metavar="N", help="most that run at once"
     )
     cache.add_argument(

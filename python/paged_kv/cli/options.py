@@ -6,11 +6,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from paged_kv.engine import SamplingParams
+from paged_kv.engine.kv_scales import load_kv_scales
 
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["engine_options", "sampling_params"]
+__all__ = ["check_is_quantised", "engine_options", "sampling_params"]
 
 
 def sampling_params(arguments: argparse.Namespace) -> SamplingParams:
@@ -37,10 +38,20 @@ def sampling_params(arguments: argparse.Namespace) -> SamplingParams:
 
 
 def engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Keyword arguments of ``LLM`` from those of ``add_cache_arguments`` and ``--seed``."""
+    """Keyword arguments of ``LLM`` from those of ``add_cache_arguments`` and ``--seed``.
+
+    Raises:
+        ValueError: ``--kv-scales`` for a cache that is not quantised, or a file without scales.
+        OSError: A file that cannot be read.
+    """
+    kv_scales = None
+    if arguments.kv_scales is not None:
+        check_is_quantised(arguments, "--kv-scales")
+        kv_scales = load_kv_scales(arguments.kv_scales)
     return {
         "dtype": arguments.dtype,
         "kv_cache_dtype": arguments.kv_cache_dtype,
+        "kv_scales": kv_scales,
         "block_size": arguments.block_size,
         "num_blocks": arguments.num_blocks,
         "kv_cache_memory_bytes": arguments.kv_cache_memory,
@@ -49,3 +60,10 @@ def engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
         "enable_prefix_caching": not arguments.no_prefix_caching,
         "seed": arguments.seed,
     }
+
+
+def check_is_quantised(arguments: argparse.Namespace, flag: str) -> None:
+    """Raise ``ValueError`` if a flag for scales is given for a cache without any."""
+    if arguments.kv_cache_dtype == "auto":
+        msg = f"{flag} needs --kv-cache-dtype fp8, fp8_e4m3, fp8_e5m2 or int8"
+        raise ValueError(msg)

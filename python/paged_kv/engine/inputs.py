@@ -6,9 +6,23 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
-__all__ = ["EncodedPrompt", "PromptLike", "check_token_ids", "encode_prompt", "split_prompts"]
+if TYPE_CHECKING:
+    from paged_kv.models import Tokenizer
+
+__all__ = [
+    "ChatMessage",
+    "EncodedPrompt",
+    "PromptLike",
+    "check_token_ids",
+    "encode_chat",
+    "encode_prompt",
+    "split_prompts",
+]
+
+ChatMessage: TypeAlias = Mapping[str, str]
+"""One turn of a conversation: ``{"role": "user", "content": "Hello"}``."""
 
 PromptLike: TypeAlias = str | Sequence[int] | Mapping[str, object]
 """A text, a list of token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``."""
@@ -91,6 +105,28 @@ def encode_prompt(
         msg = "prompt is empty: at least one token is needed"
         raise ValueError(msg)
     return EncodedPrompt(prompt.text, token_ids)
+
+
+def encode_chat(
+    messages: Sequence[ChatMessage], tokenizer: Tokenizer | None, vocab_size: int
+) -> EncodedPrompt:
+    """Turn a conversation into a prompt, by the model's chat template.
+
+    Args:
+        messages: The turns, oldest first; the model's turn is next.
+        tokenizer: ``None`` if the model has none.
+        vocab_size: Number of rows of the model's embedding.
+
+    Raises:
+        ValueError: The model has no tokenizer or no chat template, or refuses the messages.
+    """
+    if tokenizer is None:
+        msg = "the model has no tokenizer: chat needs one"
+        raise ValueError(msg)
+    text = tokenizer.apply_chat_template(messages)
+    # The template writes the special tokens itself.
+    token_ids = tokenizer.encode(text, add_special_tokens=False)
+    return encode_prompt(EncodedPrompt(text, tuple(token_ids)), None, vocab_size)
 
 
 def check_token_ids(token_ids: object, vocab_size: int, name: str) -> tuple[int, ...]:

@@ -12,8 +12,10 @@ import torch
 
 from paged_kv.engine.config import EngineConfig
 from paged_kv.engine.inputs import (
+    ChatMessage,
     EncodedPrompt,
     PromptLike,
+    encode_chat,
     encode_prompt,
     split_prompts,
 )
@@ -29,9 +31,6 @@ if TYPE_CHECKING:
     from paged_kv.models import Tokenizer
 
 __all__ = ["LLM", "ChatMessage"]
-
-ChatMessage = Mapping[str, str]
-"""One turn of a conversation: ``{"role": "user", "content": "Hello"}``."""
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -202,13 +201,7 @@ class LLM:
         Raises:
             ValueError: The model has no tokenizer or no chat template, or refuses the messages.
         """
-        if self.tokenizer is None:
-            msg = "the model has no tokenizer: chat needs one"
-            raise ValueError(msg)
-        text = self.tokenizer.apply_chat_template(messages)
-        # The template writes the special tokens itself.
-        token_ids = self.tokenizer.encode(text, add_special_tokens=False)
-        return encode_prompt(EncodedPrompt(text, tuple(token_ids)), None, self.engine.vocab_size)
+        return encode_chat(messages, self.tokenizer, self.engine.vocab_size)
 
     def _check_requests(
         self,
