@@ -52,7 +52,7 @@ def all_work() -> list[Work]:
     attention = [
         Work(
             str(case),
-            ("paged_attention_v1", "paged_attention_v2", PEER),
+            ("paged_attention_v1", "paged_attention_v2", "paged_attention_varlen", PEER),
             case.kv_bytes,
             partial(attention_calls, case),
         )
@@ -89,7 +89,9 @@ def all_work() -> list[Work]:
 
 
 def attention_calls(case: AttentionCase, device: torch.device, rotations: int) -> Calls:
-    """v1, v2 over an x-packed cache, and SDPA over the same keys and values, contiguous.
+    """v1, v2 over an x-packed cache, varlen over one in hnd, SDPA over contiguous keys and values.
+
+    All have the same elements.
 
     A call returns its output, ``[num_seqs, num_heads, head_size]``.
     """
@@ -124,6 +126,23 @@ def attention_calls(case: AttentionCase, device: torch.device, rotations: int) -
         ops.paged_attention_v2(out, sums[0], sums[1], partial_out, *arguments(table))
         return out
 
+    dense = tuple(
+        cache.contiguous().transpose(1, 2)
+        for cache in (key_cache.transpose(2, 3).flatten(3), value_cache.transpose(2, 3))
+    )
+    starts = torch.arange(case.num_seqs + 1, dtype=torch.int32, device=device)
+
+    def varlen(table: Tensor) -> Tensor:
+        ops.paged_attention_varlen(
+            *(out, query, *dense, starts, seq_lens, table, scale),
+            kv_cache_dtype=case.kv_cache_dtype,
+            k_scale=one,
+            v_scale=one,
+            max_query_len=1,
+            max_seq_len=case.seq_len,
+        )
+        return out
+
     def sdpa(key: Tensor, value: Tensor) -> Tensor:
         grouped = case.num_heads != case.num_kv_heads
         result = F.scaled_dot_product_attention(
@@ -141,6 +160,7 @@ def attention_calls(case: AttentionCase, device: torch.device, rotations: int) -
     return {
         "paged_attention_v1": [partial(v1, table) for table in tables],
         "paged_attention_v2": [partial(v2, table) for table in tables],
+        "paged_attention_varlen": [partial(varlen, table) for table in tables],
         PEER: [partial(sdpa, *contiguous(table)) for table in tables],
     }
 

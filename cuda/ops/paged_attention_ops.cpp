@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/ops/current_stream.h"
+#include "cuda/ops/vector_checks.h"
 #include "ops/boxed.h"
 #include "ops/paged_attention_checks.h"
 #include "ops/registration.h"
@@ -17,22 +18,6 @@ namespace {
 
 // As max_seq_len: sequences may be as long as the block tables allow.
 constexpr std::int64_t kNoLimit = std::numeric_limits<std::int64_t>::max();
-
-// The base pointer and every stride but the last are multiples of `num_bytes`; the last is 1.
-void check_vectors(const Tensor& tensor, const char* name, std::int64_t num_bytes) {
-  const auto element_bytes = static_cast<std::int64_t>(tensor.element_size());
-  const std::int64_t last = tensor.dim() - 1;
-  const auto address = reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr());
-  bool is_aligned = static_cast<std::int64_t>(address) % num_bytes == 0;
-  for (std::int64_t i = 0; i < last; ++i) {
-    is_aligned &= tensor.size(i) <= 1 || tensor.stride(i) * element_bytes % num_bytes == 0;
-  }
-  PAGED_KV_CHECK(is_aligned && tensor.stride(last) == 1, name, ": expected stride 1 in the last ",
-                 "dimension, and an address and other strides that are multiples of ", num_bytes,
-                 " bytes, got strides ", list_string(tensor.strides()), " of ", element_bytes,
-                 " bytes at an address that is ", address % static_cast<std::uintptr_t>(num_bytes),
-                 " past such a multiple");
-}
 
 void check_kernel_exists(const DecodeArguments& args, const NamedSizes& sizes) {
   PAGED_KV_CHECK(args.key_cache.dim() == 5, "key_cache: expected shape [num_blocks, num_kv_heads, ",

@@ -76,8 +76,8 @@ def paged_attention_varlen(
         v_scale: As ``k_scale``.
         max_query_len: Upper bound of the queries of a sequence; -1: from the shapes.
         max_seq_len: Upper bound of ``seq_lens``; -1: from the shapes.
-        plan: What :func:`plan_attention` wrote for this batch. The CPU kernel needs none.
-        workspace: Scratch memory. The CPU kernel needs none.
+        plan: What :func:`plan_attention` wrote for this batch. No kernel needs one yet.
+        workspace: Scratch memory. No kernel needs any yet.
         split_tokens: > 0 fixes how keys are split, so that results do not depend on the batch. The
             CPU kernel's never do.
 

@@ -59,11 +59,12 @@ def test_script_is_valid_bash():
 def test_attention_candidates_agree(case):
     """So what is timed computes the same from the same keys and values, in each set of buffers."""
     calls = attention_calls(case, CPU, 2)
-    assert set(calls) == {"paged_attention_v1", "paged_attention_v2", PEER}
+    ours = {"paged_attention_v1", "paged_attention_v2", "paged_attention_varlen"}
+    assert set(calls) == {*ours, PEER}
     for i in range(2):
         expected = calls[PEER][i]()
-        gpu.check(calls["paged_attention_v1"][i]().clone(), expected)
-        gpu.check(calls["paged_attention_v2"][i]().clone(), expected)
+        for name in ours:
+            gpu.check(calls[name][i]().clone(), expected)
     with pytest.raises(AssertionError, match="wrong result"):
         gpu.check(calls["paged_attention_v1"][0](), calls[PEER][1]())
     with pytest.raises(AssertionError, match="wrong result"):
@@ -74,7 +75,8 @@ def test_candidates_of_fp8_caches_have_the_op_s_arguments():
     calls = attention_calls(replace(SMALL, kv_cache_dtype="fp8"), CPU, 1)
     expected = calls[PEER][0]()
     assert expected.isfinite().all()
-    gpu.check(calls["paged_attention_v1"][0](), expected)
+    gpu.check(calls["paged_attention_v1"][0]().clone(), expected)
+    gpu.check(calls["paged_attention_varlen"][0](), expected)
 
 
 def test_cache_candidates_run():
@@ -161,4 +163,4 @@ def test_what_cannot_be_built_becomes_a_note():
         raise RuntimeError(msg)
 
     rows = gpu.measure(replace(work, build=fail), 3, 50 * MB)
-    assert [row.note for row in rows] == ["FAILED: out of memory"] * 3
+    assert [row.note for row in rows] == ["FAILED: out of memory"] * 4

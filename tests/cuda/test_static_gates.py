@@ -21,6 +21,7 @@ LOADS_128_BITS: tuple[str, ...] = (
     r"copy_blocks_kernel<uint4>",
     r"gather_cache_kernel<.*CopyBits<.*>",
     r"paged_attention_kernel<.*>",
+    r"paged_attention_varlen_kernel<(\w+), \1>",
     r"reshape_and_cache(_flash)?_kernel<.*>",
 )
 STORES_128_BITS: tuple[str, ...] = (

@@ -43,7 +43,9 @@ def poisoned(*shape: int, dtype: torch.dtype) -> Tensor:
     return torch.full(shape, torch.nan, dtype=dtype)
 
 
-def varlen(case: AttentionCase, inputs: AttentionInputs, **kwargs) -> tuple[Tensor, Tensor]:
+def varlen(
+    case: AttentionCase, inputs: AttentionInputs, *, backend=ops, **kwargs
+) -> tuple[Tensor, Tensor]:
     """``paged_attention_varlen``: out and lse."""
     num_tokens, num_heads, _ = inputs.query.shape
     out = poisoned(*inputs.query.shape, dtype=inputs.query.dtype)
@@ -53,7 +55,7 @@ def varlen(case: AttentionCase, inputs: AttentionInputs, **kwargs) -> tuple[Tens
         "k_scale": inputs.k_scale,
         "v_scale": inputs.v_scale,
     }
-    ops.paged_attention_varlen(
+    backend.paged_attention_varlen(
         out, *positional(inputs), lse=lse, **options_of(case, inputs) | cache_options | kwargs
     )
     return out, lse

@@ -175,6 +175,27 @@ def decode_cases_by_backend() -> list:
     ]
 
 
+def varlen_cases_by_backend() -> list:
+    """Arguments (backend, case). CUDA takes nhd and hnd, and head sizes of whole chunks."""
+    return [
+        pytest.param(backend, case, id=f"{backend}-{case}")
+        for backend in BACKENDS
+        for case in (varlen_cases() if backend == "cpu" else _varlen_cases_of_cuda())
+    ]
+
+
+def _varlen_cases_of_cuda() -> list[AttentionCase]:
+    """Without what would run the same code again: other orders, formats in both dense layouts."""
+    return [
+        replace(case, layout="nhd") if case.layout == "vllm" else case
+        for case in varlen_cases()
+        if has_format("cuda", case.kv_cache_dtype)
+        and case.head_size % 8 == 0
+        and (not case.name.endswith("-reverse") or case.name == "causal-reverse")
+        and (case.kv_cache_dtype == "auto" or case.layout != "vllm")
+    ]
+
+
 def _as_it_is(case: AttentionCase) -> AttentionCase:
     return case
 

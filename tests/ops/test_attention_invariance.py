@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 from ops.attention_calls import poisoned, positional, v1, v2, varlen
+from ops.backends import BACKENDS
 
 from paged_kv import ops
 from paged_kv.testing import AttentionCase, make_case
@@ -23,13 +24,18 @@ def _restore_threads():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("layout", ["nhd", "hnd", "vllm"])
-def test_placement_of_blocks(layout):
+@pytest.mark.parametrize(
+    ("backend", "layout"),
+    [("cpu", "vllm"), *((name, layout) for name in BACKENDS for layout in ("nhd", "hnd"))],
+    indirect=["backend"],
+)
+def test_placement_of_blocks(backend, layout):
     """The same keys in other physical blocks, 20 times."""
     case = AttentionCase("placed", (1, 20), (100, 70), head_size=32, block_size=8, layout=layout)
-    out, lse = varlen(case, make_case(case, placement=0))
+    out, lse = varlen(case, make_case(case, placement=0), backend=backend)
     for placement in range(1, 21):
-        other_out, other_lse = varlen(case, make_case(case, placement=placement))
+        other = make_case(case, placement=placement)
+        other_out, other_lse = varlen(case, other, backend=backend)
         assert torch.equal(out, other_out)
         assert torch.equal(lse, other_lse)
 
@@ -56,10 +62,10 @@ def test_number_of_threads():
             assert torch.equal(a, b)
 
 
-def test_batch_around_a_sequence():
+def test_batch_around_a_sequence(backend):
     """Each sequence alone, and the batch in reverse order, give what the batch gives."""
     inputs = make_case(MIXED)
-    out, _ = varlen(MIXED, inputs)
+    out, _ = varlen(MIXED, inputs, backend=backend)
     starts = inputs.query_start_loc.tolist()
     order = [3, 2, 1, 0]
     for chosen in ([0], [1], [2], [3], order):
@@ -67,7 +73,7 @@ def test_batch_around_a_sequence():
         query = inputs.query[torch.cat(rows)]
         lens = [len(r) for r in rows]
         part = poisoned(*query.shape, dtype=query.dtype)
-        ops.paged_attention_varlen(
+        backend.paged_attention_varlen(
             part,
             query,
             inputs.key_cache,
@@ -83,15 +89,15 @@ def test_batch_around_a_sequence():
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])
 @pytest.mark.parametrize("window", [0, 30])
-def test_chunks_of_a_prompt(chunk, window):
+def test_chunks_of_a_prompt(backend, chunk, window):
     """A prompt in one step, in chunks, or token by token: what a prefix-cache hit relies on."""
     case = AttentionCase("prompt", (150,), (150,), head_size=32, sliding_window=window)
     inputs = make_case(case)
-    whole, _ = varlen(case, inputs)
+    whole, _ = varlen(case, inputs, backend=backend)
     for begin in range(0, 150, chunk):
         end = min(begin + chunk, 150)
         part = poisoned(end - begin, *whole.shape[1:], dtype=case.dtype)
-        ops.paged_attention_varlen(
+        backend.paged_attention_varlen(
             part,
             inputs.query[begin:end],
             inputs.key_cache,
@@ -138,7 +144,7 @@ def test_needle():
 
 @pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 100])
 @pytest.mark.parametrize("query_len", [1, 5, 40])
-def test_a_window_counts_the_query_itself(window, query_len):
+def test_a_window_counts_the_query_itself(backend, window, query_len):
     """Equal logits and one-hot values show exactly which keys are seen."""
     seq_len = 40
     case = AttentionCase(
@@ -149,37 +155,37 @@ def test_a_window_counts_the_query_itself(window, query_len):
     pos = torch.arange(seq_len)
     ids = inputs.block_tables[0, pos // 16].long()
     inputs.value_cache[ids, pos % 16, 0] = torch.eye(seq_len, 64)
-    out, _ = varlen(case, inputs)
+    out, _ = varlen(case, inputs, backend=backend)
     for i in range(query_len):
         query_pos = seq_len - query_len + i
         seen = set((out[i, 0] > 0).nonzero().flatten().tolist())
         assert seen == set(range(max(0, query_pos - window + 1), query_pos + 1))
 
 
-def test_blocks_before_the_window_are_not_used():
+def test_blocks_before_the_window_are_not_used(backend):
     """Their table entries may be anything: the host gives those blocks away."""
     case = AttentionCase("window", (3,), (100,), sliding_window=20)
     inputs = make_case(case)
-    expected, _ = varlen(case, inputs)
+    expected, _ = varlen(case, inputs, backend=backend)
     inputs.block_tables[0, : (97 - 19) // 16] = 2_147_480_000
-    assert torch.equal(varlen(case, inputs)[0], expected)
+    assert torch.equal(varlen(case, inputs, backend=backend)[0], expected)
 
 
-def test_padding_rows_are_left_alone():
+def test_padding_rows_are_left_alone(backend):
     case = AttentionCase("padded", (2, 1), (20, 5))
     inputs = make_case(case)
     query = torch.cat([inputs.query, torch.full_like(inputs.query, torch.nan)])
     out = torch.full_like(query, 7.0)
-    ops.paged_attention_varlen(out, query, *positional(inputs)[1:])
-    assert torch.equal(out[:3], varlen(case, inputs)[0])
+    backend.paged_attention_varlen(out, query, *positional(inputs)[1:])
+    assert torch.equal(out[:3], varlen(case, inputs, backend=backend)[0])
     assert (out[3:] == 7).all()
 
 
-def test_strided_everything():
+def test_strided_everything(backend):
     """Non-contiguous outputs, LSE, tables and lengths are honoured."""
     case = AttentionCase("strided", (3, 1), (50, 20))
     inputs = make_case(case)
-    out, lse = varlen(case, inputs)
+    out, lse = varlen(case, inputs, backend=backend)
 
     def spread(tensor):
         wide = tensor.new_zeros(*tensor.shape, 2)
@@ -188,7 +194,7 @@ def test_strided_everything():
 
     other_out = torch.zeros(4, 4, 128)[:, :, :64]
     other_lse = torch.zeros(4, 4).T
-    ops.paged_attention_varlen(
+    backend.paged_attention_varlen(
         other_out,
         inputs.query,
         inputs.key_cache,

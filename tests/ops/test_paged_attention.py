@@ -7,6 +7,8 @@ that are not used, so these are tests of what is read as well.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from ops.attention_calls import (
@@ -22,7 +24,7 @@ from ops.attention_calls import (
     v2,
     varlen,
 )
-from ops.cases import decode_cases_by_backend, varlen_cases
+from ops.cases import decode_cases_by_backend, varlen_cases_by_backend
 
 from paged_kv import reference
 from paged_kv.testing import AttentionCase, assert_close_report, make_case
@@ -50,10 +52,10 @@ def expected_v1(case, inputs, sparsity=None):
     )
 
 
-@pytest.mark.parametrize("case", varlen_cases(), ids=str)
-def test_varlen_matches_the_reference(case):
+@pytest.mark.parametrize(("backend", "case"), varlen_cases_by_backend(), indirect=["backend"])
+def test_varlen_matches_the_reference(backend, case):
     inputs = make_case(case)
-    out, lse = varlen(case, inputs)
+    out, lse = varlen(case, inputs, backend=backend)
     expected_out, expected_lse = reference.paged_attention_varlen(
         *positional(dequantised(case, inputs)), **options_of(case, inputs)
     )
@@ -132,19 +134,21 @@ def test_a_query_of_nan_gives_nan(backend, dtype, seq_len):
     inputs = make_case(case)
     inputs.query[0] = torch.nan
     results = [decode(version, case, inputs, backend=backend) for version in ("v1", "v2")]
-    if backend.name == "cpu":
-        out, lse = varlen(case, inputs)
-        assert lse[:, 0].isnan().all()
-        assert lse[:, 1].isfinite().all()
-        results.append(out)
-    for result in results:
+    dense = replace(case, layout="hnd")
+    dense_inputs = make_case(dense)
+    dense_inputs.query[0] = torch.nan
+    out, lse = varlen(dense, dense_inputs, backend=backend)
+    assert lse[:, 0].isnan().all()
+    assert lse[:, 1].isfinite().all()
+    for result in [*results, out]:
         assert result[0].isnan().all()
         assert result[1].isfinite().all()
 
 
-def test_the_largest_window_is_no_window():
+def test_the_largest_window_is_no_window(backend):
     """Also for queries before the first key, whose position minus the window is below 2**63."""
     case = AttentionCase("wide", (5, 1), (2, 20), causal=False)
     inputs = make_case(case)
-    expected = varlen(case, inputs)[0]
-    assert torch.equal(varlen(case, inputs, sliding_window=2**63 - 1)[0], expected)
+    expected = varlen(case, inputs, backend=backend)[0]
+    wide = varlen(case, inputs, backend=backend, sliding_window=2**63 - 1)[0]
+    assert torch.equal(wide, expected)

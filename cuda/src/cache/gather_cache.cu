@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/src/cache/elements.cuh"
 #include "cuda/src/cache/slots.cuh"
+#include "cuda/src/find_seq.cuh"
 #include "paged_kv/cuda/gather_cache.h"
 #include "paged_kv/cuda/launch.h"
-#include "paged_kv/cuda/reduce.cuh"
 #include "paged_kv/math.h"
 
 #include <cstdint>
@@ -30,30 +30,11 @@ struct Gather {
   bool has_vectors;
 };
 
-// The sequence whose rows include `row`, or kNotFound. All lanes of the warp call it, with one row;
-// each round leaves 1/32 of the sequences. Values that do not increase give any answer or none.
-__device__ std::int64_t find_seq(VectorView<const std::int32_t> cu_seq_lens, std::int64_t row,
-                                 int lane) {
-  std::int64_t begin = 0;  // the last sequence that starts at or before row is in [begin, end)
-  std::int64_t end = cu_seq_lens.size - 1;
-  while (end - begin > 1) {
-    const std::int64_t step = (end - begin + kWarpSize - 1) / kWarpSize;
-    const std::int64_t probe = begin + lane * step;
-    const bool starts_before = probe < end && cu_seq_lens[probe] <= row;
-    const int count = __popc(__ballot_sync(kFullWarp, starts_before));
-    if (count == 0) return kNotFound;
-    begin += (count - 1) * step;
-    end = min(begin + step, end);
-  }
-  const bool is_found = begin < end && cu_seq_lens[begin] <= row && row < cu_seq_lens[begin + 1];
-  return is_found ? begin : kNotFound;
-}
-
 // The cache's element offset of the token that goes to `row`, or kNotFound.
 __device__ std::int64_t find_token(const Gather& gather, std::int64_t row, int lane) {
   const GatherCacheParams& p = gather.op;
   const std::int64_t seq = find_seq(p.cu_seq_lens, row, lane);
-  if (seq == kNotFound) return kNotFound;
+  if (seq == kNoSeq) return kNotFound;
   const std::int64_t start = p.seq_starts.data == nullptr ? 0 : p.seq_starts[seq];
   const std::int64_t first_row = p.cu_seq_lens[seq];
   if (start < 0 || first_row < 0) return kNotFound;
