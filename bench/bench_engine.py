@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,8 +41,10 @@ GEMM_ROWS = 256
 MAX_SAMPLES = 3  # a sample takes seconds, up to minutes
 SETTLE_S = 0.05
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-# Rows in the second dtype: where the larger share of the time goes.
-BF16_CASES = ("1 request", "16 requests")
+BEST_DTYPE = "best dtype"
+SHARED_PREFIX = "64 requests, shared prefix of 512"
+CACHE = f"fp32, {SHARED_PREFIX}, against ours without the prefix cache"
+KV_SLOTS = "KV slots, 16 requests of 257 to 397"
 VLLM, TRANSFORMERS = "vllm", "transformers"
 WORKERS = {
     name: Path(__file__).with_name(f"peer_{name}_engine.py") for name in (VLLM, TRANSFORMERS)
@@ -92,13 +94,13 @@ def rows(
     peer_python: Path | None = None,
     only: str | None = None,
 ) -> Iterator[Row | Share]:
-    """All cases in fp32, some in bf16, what the cache holds, and a step of the scheduler.
+    """All cases in every dtype and in each engine's best, and the rows that have no peer.
 
     Args:
         num_samples: Samples of each engine, at most `MAX_SAMPLES` and at least two.
         peers: Names in `WORKERS`.
         peer_python: vLLM's Python.
-        only: Part of the names of the cases to run; None: all, and the other rows.
+        only: Part of the names of the rows to run; None: all.
     """
     num_samples = max(2, min(num_samples, MAX_SAMPLES))
     loaded = load_model(MODEL)
@@ -106,29 +108,43 @@ def rows(
         # Before an engine packs the weights.
         write_model_folder(loaded, Path(folder))
         bounds = Bounds(loaded)
+        by_case: dict[str, list[Row]] = {}
         for name, dtype in DTYPES.items():
-            cases = {
-                title: CASES[case]
-                for case in (CASES if dtype == torch.float32 else BF16_CASES)
-                if (only or "") in (title := f"{name}, {case}")
-            }
+            titles = (f"{name}, {{}}", f"{BEST_DTYPE}, {{}}")
+            cases = [
+                case for case in CASES if any(_is_chosen(t.format(case), only) for t in titles)
+            ]
             if not cases:
                 continue
             model = loaded if dtype == torch.float32 else load_model(MODEL, dtype=dtype)
             share = dtype.itemsize / torch.float32.itemsize
-            with ExitStack() as stack:
-                running = {
-                    peer: stack.enter_context(closing(_start(peer, peer_python, folder, dtype)))
-                    for peer in peers
-                }
+            with _running(peers, peer_python, folder, dtype) as running:
                 engine = PagedKV(model)
-                for title, case in cases.items():
-                    yield _row(title, engine, case, running, bounds, num_samples, share)
-                if dtype == torch.float32 and only is None:
-                    yield _cache_row(engine, PagedKV(model, enable_prefix_caching=False))
-                    yield _scheduler_row(running, num_samples)
-        if only is None:
-            yield kv_memory(loaded)
+                for case in cases:
+                    row = _row(f"{name}, {case}", engine, case, running, bounds, num_samples, share)
+                    by_case.setdefault(case, []).append(row)
+                    yield row
+        for case, of_dtypes in by_case.items():
+            if len(of_dtypes) == len(DTYPES):
+                yield best_of_dtypes(f"{BEST_DTYPE}, {case}", of_dtypes)
+        if _is_chosen(SCHEDULER_STEP, only):
+            vllm = [peer for peer in peers if peer == VLLM]
+            with _running(vllm, peer_python, folder, torch.float32) as running:
+                yield _scheduler_row(running, num_samples)
+    if _is_chosen(CACHE, only):
+        yield _cache_row(PagedKV(loaded), PagedKV(loaded, enable_prefix_caching=False))
+    if _is_chosen(KV_SLOTS, only):
+        yield kv_memory(loaded)
+
+
+def best_of_dtypes(name: str, rows_of_dtypes: Sequence[Row]) -> Row:
+    """Each engine's fastest row of a case, beside one another: none is run again."""
+    references: dict[str, Timing] = {}
+    for row in rows_of_dtypes:
+        for peer, timing in row.references.items():
+            references[peer] = min(references.get(peer, timing), timing, key=_median)
+    best = min(rows_of_dtypes, key=lambda row: row.ours.median_s)
+    return Row(name, best.ours, references, best.rate, best.rate_unit)
 
 
 class Bounds:
@@ -166,6 +182,26 @@ class Bounds:
                 functional.linear(self._inputs[weight.shape[1]], weight)
 
 
+def _is_chosen(name: str, only: str | None) -> bool:
+    return only is None or only in name
+
+
+def _median(timing: Timing) -> float:
+    return timing.median_s
+
+
+@contextmanager
+def _running(
+    peers: Sequence[str], peer_python: Path | None, folder: str, dtype: torch.dtype
+) -> Iterator[dict[str, Peer]]:
+    """The processes of peers, by name, as long as the context lasts."""
+    with ExitStack() as stack:
+        yield {
+            peer: stack.enter_context(closing(_start(peer, peer_python, folder, dtype)))
+            for peer in peers
+        }
+
+
 def _start(peer: str, peer_python: Path | None, folder: str, dtype: torch.dtype) -> Peer:
     python = peer_python if peer == VLLM else Path(sys.executable)
     environment = {
@@ -180,14 +216,14 @@ def _start(peer: str, peer_python: Path | None, folder: str, dtype: torch.dtype)
 def _row(
     name: str,
     engine: PagedKV,
-    case: Case,
+    case_name: str,
     peers: dict[str, Peer],
     bounds: Bounds,
     num_samples: int,
     bytes_of_fp32: float,
 ) -> Row:
     """One case; weights take the share ``bytes_of_fp32`` of what they take in fp32."""
-    case_name = name.partition(", ")[2]
+    case = CASES[case_name]
     samplers: dict[str, Sampler] = {
         "ours": make_sampler(engine, case),
         "read": bounds.read(),
@@ -210,14 +246,13 @@ def _row(
 
 def _cache_row(engine: PagedKV, without: PagedKV) -> Row:
     """Ours with the prefix cache against ours without: two samples each, which take long."""
-    name = "64 requests, shared prefix of 512"
-    samplers = {"with": make_sampler(engine, CASES[name])}
+    samplers = {"with": make_sampler(engine, CASES[SHARED_PREFIX])}
     samplers["without"] = make_sampler(without, WITHOUT_CACHE)
     timings = take_turns(samplers, 2, settle_s=SETTLE_S)
     num_tokens = WITHOUT_CACHE.num_requests * WITHOUT_CACHE.num_new_tokens
     rate = num_tokens / timings["with"].median_s
     references = {"without prefix cache": timings["without"]}
-    return Row(f"fp32, {name}", timings["with"], references, rate, "new tok/s")
+    return Row(CACHE, timings["with"], references, rate, "new tok/s")
 
 
 def _scheduler_row(peers: dict[str, Peer], num_samples: int) -> Row:
@@ -236,7 +271,7 @@ def kv_memory(loaded: LoadedModel) -> Share:
     engine.generate(case.prompts("memory"), case.num_new_tokens)
     stats, cache = engine.llm.engine.stats, engine.llm.engine.cache_engine
     num_bytes = stats.peak_num_used_blocks * (cache.num_bytes // cache.num_blocks)
-    return Share("KV slots, 16 requests of 257 to 397", stats.peak_fragmentation, num_bytes)
+    return Share(KV_SLOTS, stats.peak_fragmentation, num_bytes)
 
 
 def _times(timing: Timing, factor: float) -> Timing:

@@ -16,7 +16,7 @@ import run
 from engine_work import CASES, Case
 from model_folder import write_model_folder
 from paged_kv.models import load_model
-from scheduler_step import step_sampler
+from scheduler_step import SCHEDULER_STEP, step_sampler
 
 TINY = LlamaConfig(
     vocab_size=40_000,
@@ -68,8 +68,9 @@ def test_tokens_that_are_computed():
     assert shared.num_computed_tokens == 34 + 2 * 4
 
 
-def test_rows_compare_with_peers_and_bounds(folder, tmp_path, monkeypatch):
-    """A stand-in for the peers gives two seconds for everything but prefix caching."""
+@pytest.fixture
+def suite(folder, tmp_path, monkeypatch):
+    """Small; a stand-in for the peers gives two seconds for everything but prefix caching."""
     worker = tmp_path / "worker.py"
     worker.write_text(
         "import sys\nfor line in sys.stdin: print('nan' if 'cached' in line else 2.0, flush=True)\n"
@@ -80,11 +81,18 @@ def test_rows_compare_with_peers_and_bounds(folder, tmp_path, monkeypatch):
         "CASES": SMALL,
         "WITHOUT_CACHE": replace(bench_engine.WITHOUT_CACHE, num_requests=3, num_new_tokens=2),
         "SETTLE_S": 0.0,
-        "BF16_CASES": ("1 request",),
         "step_sampler": lambda: step_sampler(4),
     }.items():
         monkeypatch.setattr(bench_engine, name, value)
-    found = list(bench_engine.rows(2, ["vllm", "transformers"], run.sys.executable))
+
+    def call(only=None):
+        return list(bench_engine.rows(2, ["vllm", "transformers"], run.sys.executable, only))
+
+    return call
+
+
+def test_rows_compare_with_peers_and_bounds(suite):
+    found = suite()
     rows = {row.case: row for row in found}
     row = rows["fp32, 16 requests"]
     assert {name: timing.median_s for name, timing in row.references.items()} == {
@@ -93,12 +101,24 @@ def test_rows_compare_with_peers_and_bounds(folder, tmp_path, monkeypatch):
     }
     assert row.times_bound > 0
     assert not rows["fp32, first token of 256, prefix cached"].references
-    assert "bf16, 1 request" in rows
+    assert len(rows) == len(found), "each has a name of its own"
+    best = rows["best dtype, 1 request"]
+    assert best.ours == min(
+        (rows[f"{name}, 1 request"].ours for name in ("fp32", "bf16")), key=lambda t: t.median_s
+    )
+    assert best.references["vLLM"].median_s == 2.0
     memory = found[-1]
     assert 0 < memory.share < 0.04
     assert math.isclose(memory.share, memory.as_dict()["empty_share"])
     for each in found:
         assert each.case in str(each)
+
+
+def test_only_chooses_any_row(suite):
+    for name in (bench_engine.CACHE, bench_engine.KV_SLOTS, SCHEDULER_STEP, "bf16, 16 requests"):
+        assert [row.case for row in suite(name)] == [name]
+    of_dtypes = [f"{name}, 16 requests" for name in ("fp32", "bf16", "best dtype")]
+    assert [row.case for row in suite("best dtype, 16")] == of_dtypes
 
 
 def test_peers_are_given_apart_or_together():
