@@ -5,6 +5,7 @@
 #pragma once
 
 #include "ops/cpu/paged_attention.h"
+#include "ops/element_types.h"
 #include "ops/tensor_checks.h"
 
 #include <cmath>
@@ -65,18 +66,6 @@ inline void check_cache(const Tensor& key_cache, const Tensor& value_cache,
   PAGED_KV_CHECK(num_heads >= 1 && num_kv_heads >= 1 && num_heads % num_kv_heads == 0,
                  "query: expected num_heads to be a multiple of num_kv_heads = ", num_kv_heads,
                  ", got ", num_heads);
-}
-
-// Of a tensor that was checked to be Float, Half or BFloat16.
-[[nodiscard]] inline cpu::ElementType element_type(const Tensor& tensor) {
-  switch (float_dtype(tensor)) {
-    case FloatDtype::kHalf:
-      return cpu::ElementType::kHalf;
-    case FloatDtype::kBFloat16:
-      return cpu::ElementType::kBFloat16;
-    default:
-      return cpu::ElementType::kFloat;
-  }
 }
 
 // Of a cache's elements.

@@ -47,6 +47,9 @@ PAGED_KV_SCHEMAS(m) {
       "merge_attn_states(Tensor(a!) output, Tensor(b!)? output_lse, Tensor prefix_output, "
       "Tensor prefix_lse, Tensor suffix_output, Tensor suffix_lse) -> ()");
 
+  // Products with weights, on a CPU.
+  m.def("linear(Tensor(a!) out, Tensor x, Tensor weight, Tensor? bias=None) -> ()");
+
   // Whole blocks.
   m.def(
       "copy_blocks(Tensor(a!)[] key_caches, Tensor(b!)[] value_caches, Tensor block_mapping) "

@@ -13,7 +13,8 @@ work in ``torch.compile(fullgraph=True)`` and ``torch.export``. Common rules:
 from __future__ import annotations
 
 import paged_kv._attention_fakes
-import paged_kv._cache_fakes  # noqa: F401  (both register the kernels for fake tensors)
+import paged_kv._cache_fakes
+import paged_kv._linear_fakes  # noqa: F401  (all three register the kernels for fake tensors)
 from paged_kv._attention_ops import (
     attention_plan_size,
     merge_attn_states,
@@ -32,6 +33,7 @@ from paged_kv._cache_ops import (
     reshape_and_cache_flash,
     swap_blocks,
 )
+from paged_kv._linear_ops import linear
 from paged_kv._paged_attention_ops import paged_attention_v1, paged_attention_v2
 
 __all__ = [
@@ -41,6 +43,7 @@ __all__ = [
     "copy_blocks",
     "gather_block_tables",
     "gather_cache",
+    "linear",
     "merge_attn_states",
     "paged_attention_v1",
     "paged_attention_v2",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packed weights and the batch-invariant mode: the same numbers, and in the mode the same bits."""
+"""Products with weights, and the batch-invariant mode: in it the same bits in any batch."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from model._paged_runner import PagedRunner
 from model._tiny_models import hf_logits, make_tiny, random_ids
 from torch.nn import functional
 
+from paged_kv.kv_cache_memory import HUGE_PAGE_BYTES
 from paged_kv.models import load_model
-from paged_kv.models.linear import TILE_ROWS, Linear, PackedLinear, in_fixed_tiles
+from paged_kv.models.linear import TILE_ROWS, Linear, in_fixed_tiles, move_to_huge_pages
 
 
 def _linear(in_features: int, out_features: int, *, bias: bool, dtype=torch.float32) -> Linear:
@@ -23,15 +24,15 @@ def _linear(in_features: int, out_features: int, *, bias: bool, dtype=torch.floa
 
 
 @pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("batch_invariant", [False, True])
 @pytest.mark.parametrize(("in_features", "out_features"), [(64, 96), (33, 7), (1, 1)])
-def test_packed_product(in_features, out_features, bias):
+def test_product(in_features, out_features, batch_invariant, bias):
+    """Also of widths that the op doesn't take."""
     linear = _linear(in_features, out_features, bias=bias)
-    weight, bias_values = linear.weight, linear.bias
-    linear.pack()
-    assert linear.weight is None
+    linear.batch_invariant = batch_invariant
     for rows in (0, 1, 5, 16, 17, 100):
         x = torch.randn(rows, in_features)
-        expected = functional.linear(x, weight, bias_values)
+        expected = functional.linear(x, linear.weight, linear.bias)
         torch.testing.assert_close(linear(x), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -40,23 +41,37 @@ def test_half_precision_is_rounded_once(dtype, monkeypatch):
     """As on a CPU without units for 16 bits: sums in float32, inputs and outputs in 16 bits."""
     monkeypatch.setattr("paged_kv.models.linear._has_units_for", lambda _: False)
     linear = _linear(64, 96, bias=True, dtype=dtype)
-    weight, bias = linear.weight, linear.bias
-    linear.pack()
     x = torch.randn(5, 64).to(dtype)
     got = linear(x)
     assert got.dtype == dtype
-    expected = functional.linear(x.double(), weight.double(), bias.double())
+    expected = functional.linear(x.double(), linear.weight.double(), linear.bias.double())
     torch.testing.assert_close(got.double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-4)
 
 
-def test_where_packing_does_not_pay_the_weight_stays(monkeypatch):
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_units_for_16_bits_are_used_unless_bits_must_not_change(batch_invariant, monkeypatch):
     monkeypatch.setattr("paged_kv.models.linear._has_units_for", lambda _: True)
     linear = _linear(64, 96, bias=False, dtype=torch.bfloat16)
-    weight, x = linear.weight, torch.randn(5, 64).bfloat16()
-    linear.pack()
-    assert linear.weight is weight
-    assert torch.equal(linear(x), functional.linear(x, weight))
-    assert not PackedLinear.is_supported(torch.empty(2, 2, device="meta"))
+    linear.batch_invariant = batch_invariant
+    with torch.profiler.profile() as profile:
+        linear(torch.randn(5, 64).bfloat16())
+    called = {event.key for event in profile.key_averages()}
+    assert ("aten::linear" in called) != batch_invariant
+    assert ("paged_kv::linear" in called) == batch_invariant
+
+
+def test_a_parameter_in_huge_pages():
+    parameter = torch.nn.Parameter(torch.randn(1024, 600), requires_grad=False)
+    small = torch.nn.Parameter(torch.randn(8), requires_grad=False)
+    values, small_data = parameter.clone(), small.data_ptr()
+    move_to_huge_pages(parameter)
+    move_to_huge_pages(small)
+    assert parameter.data_ptr() % HUGE_PAGE_BYTES == 0
+    assert torch.equal(parameter, values)
+    assert small.data_ptr() == small_data
+    moved = parameter.data_ptr()
+    move_to_huge_pages(parameter)
+    assert parameter.data_ptr() == moved
 
 
 @pytest.mark.parametrize("rows", [0, 1, 15, 16, 17, 48, 50])
@@ -75,14 +90,14 @@ def test_tiles(rows):
 @pytest.mark.parametrize("variant", ["llama_biases", "llama_tied", "qwen3", "gemma3"])
 @pytest.mark.parametrize("batch_invariant", [False, True])
 def test_prepared_model(variant, batch_invariant, tmp_path):
-    """Transformers' logits; no weight of a product is kept beside its packed form."""
+    """Transformers' logits; its weights can still be read and saved."""
     hf_model = make_tiny(variant)
     hf_model.save_pretrained(tmp_path)
     model = load_model(tmp_path).model
     model.prepare_for_cpu()
     model.set_batch_invariant(batch_invariant)
-    matrices = [name for name, parameter in model.named_parameters() if parameter.dim() == 2]
-    assert matrices == ["embed_tokens"]
+    for name, slot in model.weight_slots().items():
+        torch.testing.assert_close(slot, hf_model.state_dict()[name], rtol=0, atol=0)
     ids = random_ids(30)
     runner = PagedRunner(model, num_seqs=1, max_len=30)
     logits = torch.cat(
@@ -109,11 +124,11 @@ def wide_folder(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_batch_invariant_mode_gives_identical_bits(wide_folder, packed):
+@pytest.mark.parametrize("prepared", [False, True])
+def test_batch_invariant_mode_gives_identical_bits(wide_folder, prepared):
     """Alone or with others, in one go, in chunks or token by token."""
     model = load_model(wide_folder).model
-    if packed:
+    if prepared:
         model.prepare_for_cpu()
     model.set_batch_invariant(True)
     ids, other = random_ids(70), random_ids(90, seed=1)

@@ -13,7 +13,7 @@ from torch.nn import functional
 from paged_kv._core import FullAttentionSpec, SlidingWindowSpec
 from paged_kv.kv_cache import kv_cache_dtype_str_to_dtype
 from paged_kv.models.layers import HasBuffers, RMSNorm, RotaryEmbedding
-from paged_kv.models.linear import Linear, PackedLinear, in_fixed_tiles
+from paged_kv.models.linear import Linear, linear, move_to_huge_pages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -70,7 +70,6 @@ class DecoderForCausalLM(nn.Module, ABC):
         self.lm_head = (
             None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
         )
-        self._packed_tied_head: PackedLinear | None = None
         self._batch_invariant = False
 
     @abstractmethod
@@ -92,23 +91,15 @@ class DecoderForCausalLM(nn.Module, ABC):
                 module.reset_buffers()
 
     def prepare_for_cpu(self) -> None:
-        """Pack the weights once for the CPU's matrix products; does nothing on other devices.
+        """Move weights to memory that a CPU reads faster; does nothing on other devices.
 
-        Results change in their last bits. Do it last: a packed model can't be converted, moved or
-        saved, and `weight_slots` is of no use any more.
+        Call it once the weights are loaded: a conversion of the model puts them elsewhere.
 
         Notes:
-            Cost: one pass over the weights. Memory: one layer's matrix more while it runs. After
-            that a head that shares the embedding's weight has a copy of its own, and weights of 16
-            bits on a CPU without units for them take 32.
+            Cost: one copy of the weights, and one matrix more in memory while it runs.
         """
-        for module in self.modules():
-            if isinstance(module, Linear):
-                module.pack()
-        if self._packed_tied_head is not None or self.lm_head is not None:
-            return
-        if PackedLinear.is_supported(self.embed_tokens):
-            self._packed_tied_head = PackedLinear(self.embed_tokens, None)
+        for parameter in self.parameters():
+            move_to_huge_pages(parameter)
 
     @property
     def batch_invariant(self) -> bool:
@@ -119,8 +110,7 @@ class DecoderForCausalLM(nn.Module, ABC):
         """Choose whether a token's result may depend on the tokens that are computed with it.
 
         If not, the same tokens give the same bits in any batch and in chunks of any size, for a
-        given number of threads. That takes longer: see
-        :func:`~paged_kv.models.linear.in_fixed_tiles`.
+        given number of threads. See :func:`~paged_kv.models.linear.linear` for what that costs.
         """
         self._batch_invariant = enabled
         for module in self.modules():
@@ -178,10 +168,10 @@ class DecoderForCausalLM(nn.Module, ABC):
         Returns:
             ``[n, vocab_size]`` float32.
         """
-        head = self._tied_head if self.lm_head is None else self.lm_head
-        if self.lm_head is None and self._batch_invariant:
-            return in_fixed_tiles(head, hidden).float()
-        logits: torch.Tensor = head(hidden)
+        if self.lm_head is not None:
+            logits: torch.Tensor = self.lm_head(hidden)
+        else:
+            logits = linear(hidden, self.embed_tokens, batch_invariant=self._batch_invariant)
         return logits.float()
 
     def kv_cache_specs(
@@ -216,16 +206,11 @@ class DecoderForCausalLM(nn.Module, ABC):
         for index, layer in enumerate(self.layers):
             slots.update(_layer_slots(f"model.layers.{index}.", layer, self.config))
         slots["model.norm.weight"] = self.norm.weight.detach()
-        if self.lm_head is not None and self.lm_head.weight is not None:
+        if self.lm_head is not None:
             slots["lm_head.weight"] = self.lm_head.weight.detach()
         if self.rotary_emb.freq_factors is not None:
             slots["model.rotary_emb.freq_factors"] = self.rotary_emb.freq_factors.detach()
         return slots
-
-    def _tied_head(self, hidden: torch.Tensor) -> torch.Tensor:
-        if self._packed_tied_head is not None:
-            return self._packed_tied_head(hidden)
-        return functional.linear(hidden, self.embed_tokens)
 
     def _kv_cache_spec(self, index: int, block_size: int, dtype: torch.dtype) -> AttentionSpec:
         window = self.config.sliding_window_of(index)

@@ -3,64 +3,24 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+import paged_kv.ops  # noqa: F401  (registers torch.ops.paged_kv)
+from paged_kv._linear_ops import IN_FEATURES_UNIT
+from paged_kv.kv_cache_memory import HUGE_PAGE_BYTES, zeros_in_huge_pages
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["TILE_ROWS", "Linear", "PackedLinear", "in_fixed_tiles"]
+__all__ = ["TILE_ROWS", "Linear", "in_fixed_tiles", "linear", "move_to_huge_pages"]
 
 TILE_ROWS = 16
-"""Rows of each product in batch-invariant mode. Weights are packed for as many, which suits all."""
-
-
-class PackedLinear:
-    """``y = x @ weight.T + bias`` with the weight in the order that oneDNN's kernel reads.
-
-    The product is computed in float32. Weights of 16 bits are widened: CPUs without units for them
-    would do that in each step.
-
-    Args:
-        weight: ``[out_features, in_features]`` on the CPU. Copied.
-        bias: ``[out_features]``, or None. Copied.
-
-    Notes:
-        Cost: one pass over the weight; 4 bytes an element for as long as this object lives.
-        A call on float32 took 0.6 times as long as ``F.linear`` at 8 to 64 rows (576 features wide,
-        one AVX2 core), 0.95 times at 256 rows, and 1.15 times at one row, which the memory bounds.
-        With 16-bit weights it took a third as long at 16 rows and twice as long at one.
-
-    Source:
-        torch._inductor.fx_passes.mkldnn_fusion (the ops, which have no other documentation).
-    """
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach().float(), TILE_ROWS)
-        self._bias = None if bias is None else bias.detach().float()
-        self._out_features = weight.shape[0]
-
-    @staticmethod
-    def is_supported(weight: torch.Tensor) -> bool:
-        """Whether packing such a weight is possible here and pays."""
-        if weight.device.type != "cpu" or not torch.backends.mkldnn.enabled:
-            return False
-        # Builds of torch without oneDNN don't have these ops.
-        if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-            return False
-        return weight.dtype == torch.float32 or not _has_units_for(weight.dtype)
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Map ``[rows, in_features]`` to ``[rows, out_features]`` in the dtype of `x`."""
-        if x.shape[0] == 0:
-            return x.new_empty(0, self._out_features)
-        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
-            x.float(), self._weight, self._bias, "none", [], ""
-        )
-        return out.to(x.dtype)
+"""Rows of each product of `in_fixed_tiles`."""
 
 
 class Linear(nn.Module):
@@ -72,37 +32,63 @@ class Linear(nn.Module):
         bias: add a bias.
 
     Attributes:
-        batch_invariant: compute in tiles of `TILE_ROWS` rows, see `in_fixed_tiles`.
+        batch_invariant: see `linear`.
     """
-
-    weight: torch.Tensor | None
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(out_features, in_features), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
         self.batch_invariant = False
-        self._packed: PackedLinear | None = None
-
-    def pack(self) -> None:
-        """Pack the weight where that pays, and let go of `weight`, which is None then.
-
-        Do it last: a packed module can't be converted, moved or saved.
-        """
-        if self.weight is not None and PackedLinear.is_supported(self.weight):
-            self._packed = PackedLinear(self.weight, self.bias)
-            self.weight = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map ``[rows, in_features]`` to ``[rows, out_features]``."""
-        product = self._product if self._packed is None else self._packed
-        return in_fixed_tiles(product, x) if self.batch_invariant else product(x)
+        return linear(x, self.weight, self.bias, batch_invariant=self.batch_invariant)
 
-    def _product(self, x: torch.Tensor) -> torch.Tensor:
-        if self.weight is None:
-            msg = "a packed module was copied without its packed weight"
-            raise RuntimeError(msg)
-        return functional.linear(x, self.weight, self.bias)
+
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    batch_invariant: bool = False,
+) -> torch.Tensor:
+    """``x @ weight.T + bias`` by the fastest way on the device.
+
+    On a CPU that is :func:`paged_kv.ops.linear`, which gives a row the same bits in any batch. A
+    CPU with units for 16-bit products computes these faster through torch, which doesn't.
+
+    Args:
+        x: ``[rows, in_features]``.
+        weight: ``[out_features, in_features]``, in the dtype of `x`.
+        bias: ``[out_features]``, or None.
+        batch_invariant: give a row the same bits whatever rows come with it.
+
+    Returns:
+        ``[rows, out_features]`` in the dtype of `x`.
+    """
+    if _is_for_op(weight) and (batch_invariant or not _has_units_for(weight.dtype)):
+        out = x.new_empty(x.shape[0], weight.shape[0])
+        torch.ops.paged_kv.linear(out, x, weight, bias)
+        return out
+    if batch_invariant:
+        return in_fixed_tiles(lambda tile: functional.linear(tile, weight, bias), x)
+    return functional.linear(x, weight, bias)
+
+
+def move_to_huge_pages(parameter: nn.Parameter) -> None:
+    """Gives a parameter memory that is read faster (`zeros_in_huge_pages`). Its values stay.
+
+    Does nothing to one that is not on the CPU, is smaller than such a page or lies in them already.
+
+    Notes:
+        Cost: one copy.
+    """
+    is_aligned = parameter.data_ptr() % HUGE_PAGE_BYTES == 0
+    if parameter.device.type != "cpu" or parameter.nbytes < HUGE_PAGE_BYTES or is_aligned:
+        return
+    copy = zeros_in_huge_pages(tuple(parameter.shape), dtype=parameter.dtype)
+    parameter.data = copy.copy_(parameter.data)
 
 
 def in_fixed_tiles(
@@ -133,7 +119,15 @@ def in_fixed_tiles(
     return torch.cat(tiles)[:rows]
 
 
+def _is_for_op(weight: torch.Tensor) -> bool:
+    return weight.device.type == "cpu" and weight.shape[1] % IN_FEATURES_UNIT == 0
+
+
+@cache
 def _has_units_for(dtype: torch.dtype) -> bool:
+    """Whether this CPU multiplies in `dtype`, not only in float32."""
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    if dtype == torch.float16:
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    return False

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Products with weight matrices, which are nearly all of a decoder's work besides attention. They
+// read the weight as checkpoints have it: nothing is packed, and each element comes from memory
+// once a call.
+//
+// The loops are those of attention: rows of the weight are to the input what keys are to queries
+// (AttentionKernels::multiply_keys). So they exist for each instruction set and float type, and a
+// row's result has the same bits whatever rows come with it and however many threads there are.
+#pragma once
+
+#include "ops/cpu/isa/attention_kernels.h"
+#include "ops/cpu/thread_runner.h"
+
+#include <cstdint>
+
+namespace paged_kv::cpu {
+
+// Strides in elements; rows are dense.
+struct LinearParams {
+  const AttentionKernels* kernels;
+
+  const void* x;                                         // [num_rows, in_features]
+  const void* weight;                                    // [out_features, in_features]
+  const void* bias;                                      // [out_features], dense, or null
+  void* out;                                             // [num_rows, out_features]
+  ElementType x_type, weight_type, bias_type, out_type;  // of the first three
+  std::int64_t x_stride, weight_stride, out_stride;
+
+  std::int64_t num_rows;
+  std::int64_t in_features;  // a multiple of kernels->lanes
+  std::int64_t out_features;
+};
+
+// out = x * weight^T + bias, summed in float32 and rounded once.
+// O(num_rows * in_features * out_features). One row costs what reading the weight does; from about
+// 16 rows on, what the multiply-adds do.
+void linear(const LinearParams& params, const ThreadRunner& runner);
+
+}  // namespace paged_kv::cpu

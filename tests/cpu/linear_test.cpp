@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Products with weights, on each instruction set that this machine can run.
+#include "ops/cpu/linear.h"
+
+#include "element_values.h"
+#include "ops/cpu/isa/select.h"
+#include "test_threads.h"
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace paged_kv::cpu {
+namespace {
+
+using testing::element_value;
+using testing::kBackwardsRunner;
+using testing::kFourThreadsRunner;
+using testing::pack;
+
+constexpr auto kFloatTypes = {ElementType::kFloat, ElementType::kHalf, ElementType::kBFloat16};
+
+std::uint32_t bits_of(ElementType type, float value) {
+  if (type == ElementType::kHalf) return to<Half>(value).bits;
+  if (type == ElementType::kBFloat16) return to<BFloat16>(value).bits;
+  return std::bit_cast<std::uint32_t>(value);
+}
+
+// Rows of random elements with `padding` NaNs behind each.
+class Matrix {
+ public:
+  Matrix(ElementType type, std::int64_t num_rows, std::int64_t size, std::int64_t padding,
+         unsigned seed)
+      : type_(type), stride_(size + padding) {
+    std::mt19937 random(seed);
+    std::uniform_real_distribution<float> numbers(-1.0f, 1.0f);
+    for (std::int64_t row = 0; row < num_rows; ++row) {
+      for (std::int64_t i = 0; i < stride_; ++i) {
+        bits_.push_back(bits_of(type, i < size ? numbers(random) : std::nanf("")));
+      }
+    }
+    bytes_ = pack(type, bits_);
+  }
+
+  [[nodiscard]] ElementType type() const { return type_; }
+  [[nodiscard]] std::int64_t stride() const { return stride_; }
+  [[nodiscard]] void* data() { return bytes_.data(); }
+  [[nodiscard]] double at(std::int64_t row, std::int64_t i) const {
+    return element_value(type_, bits_[static_cast<std::size_t>(row * stride_ + i)]);
+  }
+
+ private:
+  ElementType type_;
+  std::int64_t stride_;
+  std::vector<std::uint32_t> bits_;
+  std::vector<std::byte> bytes_;
+};
+
+struct Product {
+  Product(std::int64_t rows, std::int64_t in, std::int64_t out, ElementType x_type,
+          ElementType weight_type)
+      : num_rows(rows),
+        in_features(in),
+        out_features(out),
+        x(x_type, rows, in, 5, 1),
+        weight(weight_type, out, in, 3, 2),
+        bias(weight_type, 1, out, 0, 3),
+        results(static_cast<std::size_t>(rows * (out + 1)), kPoison) {}
+
+  void run(const AttentionKernels& kernels, const ThreadRunner& runner, bool has_bias = true) {
+    linear({.kernels = &kernels,
+            .x = x.data(),
+            .weight = weight.data(),
+            .bias = has_bias ? bias.data() : nullptr,
+            .out = results.data(),
+            .x_type = x.type(),
+            .weight_type = weight.type(),
+            .bias_type = bias.type(),
+            .out_type = ElementType::kFloat,
+            .x_stride = x.stride(),
+            .weight_stride = weight.stride(),
+            .out_stride = out_features + 1,
+            .num_rows = num_rows,
+            .in_features = in_features,
+            .out_features = out_features},
+           runner);
+  }
+
+  void expect_right(bool has_bias = true) const {
+    for (std::int64_t row = 0; row < num_rows; ++row) {
+      for (std::int64_t feature = 0; feature < out_features; ++feature) {
+        double sum = has_bias ? bias.at(0, feature) : 0;
+        for (std::int64_t i = 0; i < in_features; ++i) sum += x.at(row, i) * weight.at(feature, i);
+        ASSERT_NEAR(result(row, feature), sum, 1e-6 * static_cast<double>(4 * in_features))
+            << "row " << row << ", feature " << feature;
+      }
+      ASSERT_EQ(result(row, out_features), kPoison) << "behind row " << row;
+    }
+  }
+
+  [[nodiscard]] float result(std::int64_t row, std::int64_t feature) const {
+    return results[static_cast<std::size_t>(row * (out_features + 1) + feature)];
+  }
+
+  static constexpr float kPoison = 12345.0f;
+  std::int64_t num_rows, in_features, out_features;
+  Matrix x, weight, bias;
+  std::vector<float> results;
+};
+
+TEST(Linear, IsTheProductForAnyShape) {
+  for (const InstructionSet& set : available_instruction_sets()) {
+    SCOPED_TRACE(set.attention->name);
+    for (const std::int64_t rows : {1, 2, 3, 4, 5, 63, 65, 130}) {
+      for (const std::int64_t in : {16, 80}) {
+        for (const std::int64_t out : {1, 2, 63, 64, 65, 193}) {
+          SCOPED_TRACE(::testing::Message() << rows << " rows, " << in << " to " << out);
+          Product product(rows, in, out, ElementType::kFloat, ElementType::kFloat);
+          product.run(*set.attention, kSerialRunner);
+          product.expect_right();
+        }
+      }
+    }
+  }
+}
+
+TEST(Linear, TakesAllFloatTypes) {
+  for (const InstructionSet& set : available_instruction_sets()) {
+    for (const ElementType x_type : kFloatTypes) {
+      for (const ElementType weight_type : kFloatTypes) {
+        SCOPED_TRACE(::testing::Message() << set.attention->name << static_cast<int>(x_type)
+                                          << static_cast<int>(weight_type));
+        Product product(7, 48, 70, x_type, weight_type);
+        product.run(*set.attention, kSerialRunner, false);
+        product.expect_right(false);
+        product.run(*set.attention, kSerialRunner);
+        product.expect_right();
+      }
+    }
+  }
+}
+
+TEST(Linear, ResultsAreRoundedToTheTypeOfTheOutput) {
+  for (const ElementType type : kFloatTypes) {
+    Product product(3, 32, 5, ElementType::kFloat, ElementType::kFloat);
+    product.run(attention_kernels(), kSerialRunner);
+    std::vector<std::uint32_t> bits(15);
+    std::vector<std::byte> rounded = pack(type, bits);
+    linear({.kernels = &attention_kernels(),
+            .x = product.x.data(),
+            .weight = product.weight.data(),
+            .bias = product.bias.data(),
+            .out = rounded.data(),
+            .x_type = ElementType::kFloat,
+            .weight_type = ElementType::kFloat,
+            .bias_type = ElementType::kFloat,
+            .out_type = type,
+            .x_stride = product.x.stride(),
+            .weight_stride = product.weight.stride(),
+            .out_stride = 5,
+            .num_rows = 3,
+            .in_features = 32,
+            .out_features = 5},
+           kSerialRunner);
+    for (std::int64_t row = 0; row < 3; ++row) {
+      attention_kernels().store_row[static_cast<int>(type)](
+          &product.results[static_cast<std::size_t>(row * 6)], 1.0f, 5, bits.data());
+      const auto row_bytes = static_cast<std::size_t>(5 * element_size(type));
+      EXPECT_EQ(std::memcmp(rounded.data() + static_cast<std::size_t>(row) * row_bytes, bits.data(),
+                            row_bytes),
+                0);
+    }
+  }
+}
+
+// Alone, among others, on several threads.
+TEST(Linear, ARowHasTheSameBitsInAnyCall) {
+  for (const InstructionSet& set : available_instruction_sets()) {
+    SCOPED_TRACE(set.attention->name);
+    Product all(70, 160, 200, ElementType::kFloat, ElementType::kBFloat16);
+    all.run(*set.attention, kSerialRunner);
+    for (const std::int64_t rows : {1, 2, 3, 5, 64, 69}) {
+      for (const ThreadRunner& runner : {kSerialRunner, kBackwardsRunner, kFourThreadsRunner}) {
+        Product some(rows, 160, 200, ElementType::kFloat, ElementType::kBFloat16);
+        some.run(*set.attention, runner);
+        EXPECT_EQ(std::memcmp(some.results.data(), all.results.data(),
+                              some.results.size() * sizeof(float)),
+                  0)
+            << rows << " rows";
+      }
+    }
+  }
+}
+
+TEST(Linear, NothingToDo) {
+  Product no_rows(0, 16, 65, ElementType::kFloat, ElementType::kFloat);
+  no_rows.run(attention_kernels(), kFourThreadsRunner);
+  Product no_features(3, 16, 0, ElementType::kFloat, ElementType::kFloat);
+  no_features.run(attention_kernels(), kFourThreadsRunner);
+  no_features.expect_right();
+}
+
+}  // namespace
+}  // namespace paged_kv::cpu
