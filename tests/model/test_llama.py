@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from paged_kv.models import load_model
 
-# float32 over two layers, sums in another order: of logits up to 14, those of transformers are within
-# 1e-4 of float64.
+# float32 over two layers, sums in another order: of logits up to 14, those of transformers are
+# within 1e-4 of float64.
 TOLERANCE = {"rtol": 1e-4, "atol": 3e-4}
 
 
