@@ -135,6 +135,7 @@ requests = [
 for num_running in (2, *[3] * NUM_NEW_TOKENS):  # "c" joins after a step
     step(model, requests[:num_running])
 
+print(f"{1 + NUM_NEW_TOKENS} steps, each with the logits of dense attention")
 for request in requests:
     block_ids = manager.get_block_ids(request.request_id)[0]
     print(f"{request.request_id}: {request.num_tokens} tokens in blocks {block_ids}")

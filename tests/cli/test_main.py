@@ -260,6 +260,7 @@ def test_info_names_versions_features_and_backends(capsys):
     assert rows["build type"] in ("Release", "Debug", "RelWithDebInfo", "MinSizeRel")
     assert rows["compiler"].split()[0] in ("GNU", "Clang")
     assert rows["torch"] == torch.__version__
+    assert rows["op"] == "has kernels for"
     assert "CPU" in rows["reshape_and_cache_flash"]
     assert "CPU" in rows["paged_attention_varlen"]
     assert rows["CUDA kernels"].startswith(("yes", "no"))

@@ -41,6 +41,7 @@ def test_the_cache_in_a_model_of_ones_own():
     """It compares the logits of each step with dense attention."""
     output = output_of(EXAMPLES / "in_your_own_model.py")
     tables = [ids.split(", ") for ids in re.findall(r"\d+ tokens in blocks \[(.*)\]", output)]
+    assert "25 steps, each with the logits of dense attention" in output
     assert tables[2][:2] == tables[0][:2], "a prefix of two blocks is shared"
     assert [len(ids) for ids in tables] == [4, 3, 4]
     assert "free blocks: 31 of 31" in output

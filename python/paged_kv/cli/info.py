@@ -29,7 +29,7 @@ def info() -> int:
     """Print the report on stdout; return the exit status 0."""
     for name, value in _environment().items():
         _print_row(name, value)
-    _print_row("ops", ", ".join(_BACKENDS))
+    _print_row("op", "has kernels for")
     for op, backends in backends_of_ops().items():
         _print_row(f"  {op}", ", ".join(backends) or "none")
     return 0
