@@ -47,8 +47,9 @@ PAGED_KV_SCHEMAS(m) {
       "merge_attn_states(Tensor(a!) output, Tensor(b!)? output_lse, Tensor prefix_output, "
       "Tensor prefix_lse, Tensor suffix_output, Tensor suffix_lse) -> ()");
 
-  // Products with weights, on a CPU.
+  // What else a decoder computes in each layer, on a CPU.
   m.def("linear(Tensor(a!) out, Tensor x, Tensor weight, Tensor? bias=None) -> ()");
+  m.def("rms_norm(Tensor(a!) out, Tensor input, Tensor weight, float epsilon) -> ()");
 
   // Whole blocks.
   m.def(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import paged_kv._attention_fakes
 import paged_kv._cache_fakes
-import paged_kv._linear_fakes  # noqa: F401  (all three register the kernels for fake tensors)
+import paged_kv._model_fakes  # noqa: F401  (all three register the kernels for fake tensors)
 from paged_kv._attention_ops import (
     attention_plan_size,
     merge_attn_states,
@@ -33,7 +33,7 @@ from paged_kv._cache_ops import (
     reshape_and_cache_flash,
     swap_blocks,
 )
-from paged_kv._linear_ops import linear
+from paged_kv._model_ops import linear, rms_norm
 from paged_kv._paged_attention_ops import paged_attention_v1, paged_attention_v2
 
 __all__ = [
@@ -51,5 +51,6 @@ __all__ = [
     "plan_attention",
     "reshape_and_cache",
     "reshape_and_cache_flash",
+    "rms_norm",
     "swap_blocks",
 ]

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from paged_kv.models.attention import Attention
 from paged_kv.models.decoder import DecoderForCausalLM
-from paged_kv.models.layers import GatedMLP, RMSNorm
+from paged_kv.models.layers import GatedMLP, RMSNorm, rms_norm
 
 if TYPE_CHECKING:
     from paged_kv.kv_cache import KVCache
@@ -45,9 +45,7 @@ class Gemma3RMSNorm(RMSNorm):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Normalise each row of ``[..., size]``; the result has the dtype of `x`."""
-        wide = x.float()
-        mean_square = wide.pow(2).mean(-1, keepdim=True)
-        return (wide * torch.rsqrt(mean_square.add_(self.eps))).mul_(self.scale).to(x.dtype)
+        return rms_norm(x, self.scale, self.eps)
 
 
 class Gemma3DecoderLayer(nn.Module):

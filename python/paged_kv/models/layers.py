@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import torch
 from torch import nn
 
+import paged_kv.ops  # noqa: F401  (registers torch.ops.paged_kv)
 from paged_kv.models.linear import Linear
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from paged_kv.models.config import RopeScaling
 
-__all__ = ["GatedMLP", "HasBuffers", "RMSNorm", "RotaryEmbedding", "apply_rotary"]
+__all__ = ["GatedMLP", "HasBuffers", "RMSNorm", "RotaryEmbedding", "apply_rotary", "rms_norm"]
 
 
 def _empty_parameter(*shape: int) -> nn.Parameter:
@@ -51,10 +52,30 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Normalise each row of ``[..., size]``; the result has the dtype of `x`."""
-        wide = x.float()
-        mean_square = wide.pow(2).mean(-1, keepdim=True)
-        # Rounded to the model's dtype before the weight, as the models were trained.
-        return (wide * torch.rsqrt(mean_square.add_(self.eps))).to(x.dtype).mul_(self.weight)
+        return rms_norm(x, self.weight, self.eps)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """``weight * x / rms(x)`` over the last dimension, computed in float32.
+
+    Args:
+        x: ``[..., size]``.
+        weight: ``[size]``. What it is multiplied with is rounded to its dtype before, as the models
+            were trained: that of `x`, or float32.
+        eps: added to the mean square.
+
+    Returns:
+        A new tensor like `x`.
+    """
+    if x.device.type == "cpu":
+        out = torch.empty(x.shape, dtype=x.dtype)
+        size = x.shape[-1]
+        torch.ops.paged_kv.rms_norm(out.view(-1, size), x.reshape(-1, size), weight, eps)
+        return out
+    wide = x.float()
+    mean_square = wide.pow(2).mean(-1, keepdim=True)
+    normed = wide * torch.rsqrt(mean_square.add_(eps))
+    return normed.to(weight.dtype).mul_(weight).to(x.dtype)
 
 
 class GatedMLP(nn.Module):

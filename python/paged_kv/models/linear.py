@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import paged_kv.ops  # noqa: F401  (registers torch.ops.paged_kv)
-from paged_kv._linear_ops import IN_FEATURES_UNIT
+from paged_kv._model_ops import IN_FEATURES_UNIT
 from paged_kv.kv_cache_memory import HUGE_PAGE_BYTES, zeros_in_huge_pages
 
 if TYPE_CHECKING:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernel of the op ``linear`` for fake tensors: it checks shapes and computes nothing."""
+"""Kernels of a decoder's other ops for fake tensors: they check shapes and compute nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 import paged_kv._library  # noqa: F401  (defines the ops)
 from paged_kv._fake_checks import FLOAT_DTYPES, NamedSizes, check_dtype
-from paged_kv._linear_ops import IN_FEATURES_UNIT
+from paged_kv._model_ops import IN_FEATURES_UNIT
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,3 +36,15 @@ def _linear(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) 
             f"{sizes['in_features']}"
         ),
     )
+
+
+@torch.library.register_fake("paged_kv::rms_norm")
+def _rms_norm(out: Tensor, input: Tensor, weight: Tensor, epsilon: float) -> None:
+    sizes = NamedSizes()
+    sizes.check(input, "input", "num_rows", "size")
+    check_dtype(input, "input", *FLOAT_DTYPES)
+    sizes.check(weight, "weight", "size")
+    check_dtype(weight, "weight", input.dtype, torch.float32)
+    sizes.check(out, "out", "num_rows", "size")
+    check_dtype(out, "out", input.dtype)
+    torch._check(epsilon >= 0, lambda: f"epsilon: expected a finite number >= 0, got {epsilon}")

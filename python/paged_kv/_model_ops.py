@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products with weights on a CPU: the wrapper exported by ``ops``."""
+"""What a decoder computes besides attention, on a CPU: wrappers exported by ``ops``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import paged_kv._library  # noqa: F401  (defines the ops)
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["IN_FEATURES_UNIT", "linear"]
+__all__ = ["IN_FEATURES_UNIT", "linear", "rms_norm"]
 
 IN_FEATURES_UNIT = 16
 """What `in_features` is a multiple of: the lanes of the widest instruction set."""
@@ -55,3 +55,39 @@ def linear(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -
         tensor([[8., 8., 8.]])
     """
     torch.ops.paged_kv.linear(out, x, weight, bias)
+
+
+def rms_norm(out: Tensor, input: Tensor, weight: Tensor, epsilon: float) -> None:
+    """``out = weight * input / sqrt(mean(input ** 2) + epsilon)`` of each row, on a CPU.
+
+    Computed in float32. The quotient is rounded to the dtype of ``weight`` before the product: a
+    weight in the dtype of ``input`` gives the roundings of Llama, a float32 weight those of Gemma.
+
+    Args:
+        out: ``[num_rows, size]``, dtype of ``input``, last dim dense; may be ``input``.
+        input: ``[num_rows, size]``, f32/f16/bf16, last dim dense.
+        weight: ``[size]``, dtype of ``input`` or float32, dense.
+        epsilon: At least 0.
+
+    Mutates:
+        ``out``.
+
+    Raises:
+        RuntimeError: A tensor is not as described.
+
+    Notes:
+        Cost: two passes over each row. torch's own takes eight operations.
+
+    Source:
+        Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019; vLLM's ``rms_norm``
+        (schema).
+
+    Example:
+        >>> import torch
+        >>> from paged_kv import ops
+        >>> row, out = torch.tensor([[3.0, 4.0, 0.0, 0.0]]), torch.empty(1, 4)
+        >>> ops.rms_norm(out, row, torch.ones(4), 0.0)
+        >>> out
+        tensor([[1.2000, 1.6000, 0.0000, 0.0000]])
+    """
+    torch.ops.paged_kv.rms_norm(out, input, weight, epsilon)
