@@ -14,7 +14,10 @@ namespace {
 void rms_norm(const Tensor& out, const Tensor& input, const Tensor& weight, double epsilon) {
   NamedSizes sizes;
   const ScalarType dtype = input.scalar_type();
-  check(input, "input", sizes).shape({"num_rows", "size"}).dense(-1);
+  check(input, "input", sizes)
+      .shape({"num_rows", "size"})
+      .dtype_in({ScalarType::Float, ScalarType::Half, ScalarType::BFloat16})
+      .dense(-1);
   check(weight, "weight", sizes).shape({"size"}).dtype_in({dtype, ScalarType::Float}).dense(-1);
   check(out, "out", sizes).shape({"num_rows", "size"}).dtype(dtype).dense(-1).writable();
   PAGED_KV_CHECK(epsilon >= 0 && std::isfinite(static_cast<float>(epsilon)),
