@@ -31,8 +31,8 @@ def test_measuring_leaves_the_model_as_it_is(tiny_llama):
 
 
 def test_the_cache_gets_what_is_left(tiny_llama, monkeypatch):
-    monkeypatch.setattr(memory_profile, "total_memory_bytes", lambda: 10 << 30)
-    monkeypatch.setattr(memory_profile, "used_memory_bytes", lambda: 1 << 30)
+    monkeypatch.setattr(memory_profile, "total_memory_bytes", lambda _device: 10 << 30)
+    monkeypatch.setattr(memory_profile, "used_memory_bytes", lambda _device: 1 << 30)
     monkeypatch.setattr(memory_profile, "measure_step_bytes", lambda *_: 2 << 30)
     given = config(memory_utilization=0.5)
     assert memory_profile.choose_kv_cache_bytes(tiny_llama.loaded, given) == 2 << 30
@@ -54,8 +54,8 @@ def test_an_engine_takes_the_bytes_that_it_is_given(tiny_llama):
 
 
 def test_an_engine_profiles_where_a_share_is_given(tiny_llama, monkeypatch):
-    monkeypatch.setattr(memory_profile, "total_memory_bytes", lambda: 64 << 30)
-    monkeypatch.setattr(memory_profile, "used_memory_bytes", lambda: 0)
+    monkeypatch.setattr(memory_profile, "total_memory_bytes", lambda _device: 64 << 30)
+    monkeypatch.setattr(memory_profile, "used_memory_bytes", lambda _device: 0)
     monkeypatch.setattr(memory_profile, "measure_step_bytes", lambda *_: (64 << 30) - (3 << 20))
     llm = tiny_llama.llm(num_blocks=None, memory_utilization=1.0)
     assert 2 << 20 < llm.engine.cache_engine.num_bytes <= 3 << 20

@@ -25,12 +25,15 @@ def num_bytes(text: str) -> int:
 
 
 def add_model_argument(parser: argparse.ArgumentParser) -> None:
-    """``--model``."""
+    """``--model`` and ``--device``."""
     parser.add_argument(
         "--model",
         required=True,
         metavar="M",
         help="folder, GGUF file, hub id, smollm2-135m or gemma3-270m",
+    )
+    parser.add_argument(
+        "--device", default="cpu", metavar="D", help="cpu (default), cuda or cuda:N"
     )
 
 

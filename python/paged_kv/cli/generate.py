@@ -160,6 +160,7 @@ def _calibrated_llm(
         config.kv_cache_dtype,
         [prompt.token_ids for prompt in prompts],
         block_size=config.block_size,
+        device=config.device,
     )
     save_kv_scales(arguments.calibrate_kv_scales, scales)
     return LLM(loaded, **options | {"kv_scales": scales})

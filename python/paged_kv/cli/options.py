@@ -49,6 +49,7 @@ def engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
         check_is_quantised(arguments, "--kv-scales")
         kv_scales = load_kv_scales(arguments.kv_scales)
     return {
+        "device": arguments.device,
         "dtype": arguments.dtype,
         "kv_cache_dtype": arguments.kv_cache_dtype,
         "kv_scales": kv_scales,

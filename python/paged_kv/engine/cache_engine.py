@@ -74,13 +74,14 @@ class CacheEngine:
         _check_memory("KV cache and swap space", needed, "cpu", "use less swap_space_bytes")
         memory = zeros_in_huge_pages((self.num_bytes,), dtype=torch.uint8, device=device)
         specs = dict(_layer_specs(kv_cache_config))
-        check_kv_scales(kv_scales or {}, specs)
+        check_kv_scales(kv_scales, specs, kv_cache_dtype)
+        one = torch.ones(1, device=device)
         places = {name: place for tensor in tensors for name, place in _layer_places(tensor)}
         self.kv_caches = {
             name: KVCache(
                 *_keys_and_values(memory, places[name], spec, self.num_blocks),
                 kv_cache_dtype,
-                *(kv_scales or {}).get(name, ()),
+                *(scale.to(device) for scale in (kv_scales or {}).get(name, (one, one))),
             )
             for name, spec in specs.items()
         }
@@ -147,9 +148,16 @@ def _layer_places(tensor: KVCacheTensor) -> Iterator[tuple[str, tuple[int, int]]
 
 
 def check_kv_scales(
-    kv_scales: Mapping[str, tuple[Tensor, Tensor]], specs: Mapping[str, AttentionSpec]
+    kv_scales: Mapping[str, tuple[Tensor, Tensor]] | None,
+    specs: Mapping[str, AttentionSpec],
+    kv_cache_dtype: str,
 ) -> None:
-    """Raise ``ValueError`` if there are scales of no layer, or not as many as a layer takes."""
+    """Raise ``ValueError`` if there are scales of no layer, too many or too few, or none needed."""
+    if kv_scales is None:
+        return
+    if kv_cache_dtype == "auto":
+        msg = "kv_scales are those of a quantised cache, but kv_cache_dtype is 'auto'"
+        raise ValueError(msg)
     for name, scales in kv_scales.items():
         if name not in specs:
             msg = f"kv_scales: the model has no layer {name!r}; its first is {next(iter(specs))!r}"

@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from paged_kv.engine.device import check_device
+
 if TYPE_CHECKING:
     from paged_kv.engine.request_queue import SchedulingPolicy
 
@@ -29,6 +31,7 @@ class EngineConfig:
     """Sizes and limits of an engine; checked when constructed.
 
     Attributes:
+        device: Where the model runs and the cache is: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
         block_size: Tokens per KV block.
         num_blocks: Blocks in the pool including the null block; ``None``: as many as fit into the
             next two, or chosen from the memory that is free
@@ -37,7 +40,7 @@ class EngineConfig:
         memory_utilization: Share of the memory, in (0, 1], that model, a step of full size
             (measured) and cache may take together; ``None``: no such limit.
         kv_cache_dtype: ``"auto"``: keys and values as the model computes them; ``"fp8"``,
-            ``"fp8_e4m3"``, ``"fp8_e5m2"``, ``"int8"``: quantised.
+            ``"fp8_e4m3"``, ``"fp8_e5m2"``, ``"int8"`` (on a CPU): quantised.
         enable_prefix_caching: Reuse the blocks of equal prefixes.
         max_num_seqs: Most completions in one step.
         max_num_batched_tokens: Most tokens in one step; longer prompts are computed in chunks.
@@ -57,10 +60,11 @@ class EngineConfig:
         seed: Seeds of requests that give none are drawn from this one.
 
     Raises:
-        ValueError: A value is out of range.
+        ValueError: A value is out of range, or there is no such device.
         TypeError: A size is not an integer.
     """
 
+    device: str = "cpu"
     block_size: int = 16
     num_blocks: int | None = None
     kv_cache_memory_bytes: int | None = None
@@ -103,11 +107,17 @@ class EngineConfig:
                 _check_at_least(
                     "max_num_batched_tokens", self.max_num_batched_tokens, self.max_model_len
                 )
+        check_device(self.device)
         self._check_memory()
         self._check_scheduling()
         if not -(2**63) <= self.seed < 2**64:
             msg = f"seed must be in [-2**63, 2**64), got {self.seed}"
             raise ValueError(msg)
+
+    @property
+    def usable_swap_space_bytes(self) -> int:
+        """`swap_space_bytes`; 0 if nothing is swapped."""
+        return self.swap_space_bytes if self.preemption_mode == "swap" else 0
 
     def _check_memory(self) -> None:
         if self.kv_cache_memory_bytes is not None:
@@ -117,6 +127,9 @@ class EngineConfig:
             raise ValueError(msg)
         _check_at_least("swap_space_bytes", self.swap_space_bytes, 0)
         _check_choice("kv_cache_dtype", self.kv_cache_dtype, _KV_CACHE_DTYPES)
+        if self.kv_cache_dtype == "int8" and self.device != "cpu":
+            msg = f"kv_cache_dtype int8 needs device cpu, got {self.device!r}: use fp8"
+            raise ValueError(msg)
 
     def _check_scheduling(self) -> None:
         _check_at_least("long_prefill_token_threshold", self.long_prefill_token_threshold, 0)

@@ -46,6 +46,7 @@ def calibrate_kv_scales(
     prompts: Sequence[Sequence[int]] | None = None,
     *,
     block_size: int = 16,
+    device: str = "cpu",
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Find scales with which a quantised cache holds a model's keys and values.
 
@@ -58,6 +59,7 @@ def calibrate_kv_scales(
         prompts: Token ids, of texts like those to come. ``None``: random ids, which is enough for
             fp8, whose precision does not depend on the scale.
         block_size: Tokens per block while calibrating.
+        device: Where the model runs; it is moved there.
 
     Returns:
         ``(k_scale, v_scale)`` of each layer by name, float32 ``[num_kv_heads]``.
@@ -87,7 +89,7 @@ def calibrate_kv_scales(
         msg = "prompts must be lists of at least one token id each, and at least one list"
         raise ValueError(msg)
     largest: dict[str, tuple[Tensor, Tensor]] = {}
-    engine = _make_engine(loaded, max(map(len, prompts)), block_size)
+    engine = _make_engine(loaded, max(map(len, prompts)), block_size, device)
     for prompt in prompts:
         for name, found in _run(engine, prompt).items():
             before = largest.get(name, found)
@@ -105,7 +107,9 @@ def choose_kv_scales(
     """The scales that were given; for a quantised cache without any, those of random tokens."""
     if config.kv_cache_dtype == "auto" or kv_scales is not None:
         return kv_scales
-    return calibrate_kv_scales(loaded, config.kv_cache_dtype, block_size=config.block_size)
+    return calibrate_kv_scales(
+        loaded, config.kv_cache_dtype, block_size=config.block_size, device=config.device
+    )
 
 
 def save_kv_scales(path: str | Path, scales: KVScales) -> None:
@@ -136,12 +140,15 @@ def load_kv_scales(path: str | Path) -> dict[str, tuple[Tensor, Tensor]]:
     return scales
 
 
-def _make_engine(loaded: LoadedModel, max_prompt_tokens: int, block_size: int) -> LLMEngine:
+def _make_engine(
+    loaded: LoadedModel, max_prompt_tokens: int, block_size: int, device: str
+) -> LLMEngine:
     # Here since the engine itself calibrates where it is given no scales.
     from paged_kv.engine.llm_engine import LLMEngine
 
     num_tokens = min(max_prompt_tokens, loaded.config.max_position_embeddings - 1)
     config = EngineConfig(
+        device=device,
         block_size=block_size,
         kv_cache_memory_bytes=_bytes_for(loaded, num_tokens + 1, block_size),
         max_model_len=num_tokens + 1,

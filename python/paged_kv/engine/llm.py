@@ -59,7 +59,8 @@ class LLM:
             :func:`~paged_kv.engine.kv_scales.calibrate_kv_scales`. ``None``: found by a pass over
             random tokens.
         options: Any other field of :class:`~paged_kv.engine.config.EngineConfig`, such as
-            ``kv_cache_dtype``, ``scheduling_policy`` or ``preemption_mode``.
+            ``device``, ``kv_cache_dtype``, ``scheduling_policy`` or ``preemption_mode``. A model
+            that is loaded already is moved to the device.
 
     Attributes:
         engine: The loop behind :meth:`generate`, to drive step by step.

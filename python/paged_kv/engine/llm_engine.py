@@ -85,10 +85,9 @@ class LLMEngine:
         specs = loaded.model.kv_cache_specs(config.block_size, dtype, config.kv_cache_dtype)
         # Mistakes are told before what takes seconds: packing weights, a step to measure.
         check_model_limit(config.max_model_len, self._model_limit)
-        check_kv_scales(kv_scales or {}, specs)
-        if kv_scales is not None and config.kv_cache_dtype == "auto":
-            msg = "kv_scales are those of a quantised cache, but kv_cache_dtype is 'auto'"
-            raise ValueError(msg)
+        check_kv_scales(kv_scales, specs, config.kv_cache_dtype)
+        device = torch.device(config.device)
+        loaded.model.to(device)
         loaded.model.prepare_for_cpu()
         plan = plan_kv_cache(
             specs,
@@ -97,6 +96,7 @@ class LLMEngine:
             max_model_len=config.max_model_len,
             model_limit=self._model_limit,
             max_num_batched_tokens=config.max_num_batched_tokens,
+            device=device,
         )
         self.max_model_len = plan.max_model_len
         if not config.enable_chunked_prefill and config.max_num_batched_tokens < self.max_model_len:
@@ -105,14 +105,13 @@ class LLMEngine:
                 f"prefill it must be at least max_model_len, here {self.max_model_len}"
             )
             raise ValueError(msg)
-        num_swap_blocks = 0
-        if config.preemption_mode == "swap":
-            num_swap_blocks = config.swap_space_bytes // plan.block_bytes
+        num_swap_blocks = config.usable_swap_space_bytes // plan.block_bytes
         self.cache_engine = CacheEngine(
             plan.kv_cache_config,
             kv_cache_dtype=config.kv_cache_dtype,
             kv_scales=choose_kv_scales(loaded, config, kv_scales),
             num_swap_blocks=num_swap_blocks,
+            device=device,
         )
         self.kv_cache_manager = KVCacheManager(
             plan.kv_cache_config,
@@ -128,6 +127,7 @@ class LLMEngine:
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=self.max_model_len,
+            device=device,
         )
         self.scheduler = Scheduler(
             self.kv_cache_manager,
@@ -147,6 +147,7 @@ class LLMEngine:
             plan.kv_cache_config,
             self.cache_engine,
             self._batch,
+            device=device,
             batch_invariant=config.batch_invariant,
         )
         self.stats = EngineStats()
@@ -307,7 +308,7 @@ class LLMEngine:
         if not output.samples.any():
             return SampledTokens([], [])
         ends = np.cumsum(output.num_scheduled_tokens)[output.samples] - 1
-        logits = self.model_runner.compute_logits(hidden[torch.from_numpy(ends)])
+        logits = self.model_runner.compute_logits(hidden[torch.from_numpy(ends).to(hidden.device)])
         forks, copies = self.scheduler.fork_requests(output)
         self.cache_engine.copy_blocks(copies)
         if forks:

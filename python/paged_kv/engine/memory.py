@@ -223,14 +223,25 @@ def available_memory_bytes(device: torch.device | str = "cpu") -> int:
     return max(min(limits), 0)
 
 
-def total_memory_bytes() -> int:
-    """The host's memory, or a container's limit if that is less."""
+def total_memory_bytes(device: torch.device | str = "cpu") -> int:
+    """The memory of ``device``; of a CPU: the host's, or a container's limit if that is less."""
+    device = torch.device(device)
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
     limits = [limit for limit, _usage in _cgroup_limits()]
     return min([_installed_bytes(), *limits])
 
 
-def used_memory_bytes() -> int:
-    """Memory that this process has now (its resident set)."""
+def used_memory_bytes(device: torch.device | str = "cpu") -> int:
+    """Memory that this process has now (its resident set).
+
+    On an accelerator: what anybody has there, without what torch only keeps for later.
+    """
+    device = torch.device(device)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(device)
+        return int(total - free)
     try:
         num_pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
     except OSError:  # no Linux: the most that it ever had

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from torch.nn import functional
 
 from paged_kv.engine.memory import total_memory_bytes, used_memory_bytes
 from paged_kv.kv_cache import KVCache, kv_cache_dtype_str_to_dtype
@@ -36,8 +37,8 @@ def profile_kv_cache_bytes(loaded: LoadedModel, config: EngineConfig) -> int:
         config: ``memory_utilization`` must be set.
 
     Returns:
-        That share of the memory, less what the process has now, less what a step of full size
-        takes (:func:`measure_step_bytes`), less the swap space.
+        That share of the device's memory, less what the process has now, less what a step of full
+        size takes (:func:`measure_step_bytes`), less the swap space if that is on the device.
 
     Raises:
         ValueError: Nothing is left.
@@ -51,13 +52,15 @@ def profile_kv_cache_bytes(loaded: LoadedModel, config: EngineConfig) -> int:
         msg = "memory_utilization must be set"
         raise ValueError(msg)
     step_bytes = measure_step_bytes(loaded, config)
-    budget = int(total_memory_bytes() * config.memory_utilization)
-    swap_bytes = config.swap_space_bytes if config.preemption_mode == "swap" else 0
-    num_bytes = budget - used_memory_bytes() - step_bytes - swap_bytes
+    budget = int(total_memory_bytes(config.device) * config.memory_utilization)
+    used_bytes = used_memory_bytes(config.device)
+    # The swap space is the host's memory.
+    swap_bytes = config.usable_swap_space_bytes if config.device == "cpu" else 0
+    num_bytes = budget - used_bytes - step_bytes - swap_bytes
     if num_bytes <= 0:
         msg = (
             f"memory_utilization {config.memory_utilization} is {budget >> 20} MiB: model and "
-            f"process take {used_memory_bytes() >> 20}, a step of {config.max_num_batched_tokens} "
+            f"process take {used_bytes >> 20}, a step of {config.max_num_batched_tokens} "
             f"tokens {step_bytes >> 20}, the swap space {swap_bytes >> 20}, which leaves nothing "
             "for the cache"
         )
@@ -74,6 +77,12 @@ def measure_step_bytes(loaded: LoadedModel, config: EngineConfig) -> int:
     """
     step = _DummyStep(loaded, config)
     step.run()  # what is made once: packed weights, the library's buffers
+    device = torch.device(config.device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        step.run()
+        return torch.cuda.max_memory_allocated(device) - before
     before = used_memory_bytes()
     _reset_peak()
     step.run()
@@ -85,29 +94,31 @@ class _DummyStep:
 
     def __init__(self, loaded: LoadedModel, config: EngineConfig) -> None:
         self._model: DecoderForCausalLM = loaded.model
+        device = torch.device(config.device)
         num_tokens = config.max_num_batched_tokens
         limit = config.max_model_len or loaded.config.max_position_embeddings
         # Sequences as long as they may be, the last one shorter.
         self._query_lens = [min(limit, num_tokens - begin) for begin in range(0, num_tokens, limit)]
         self._num_samples = min(config.max_num_seqs, num_tokens)
-        self._input_ids = torch.zeros(num_tokens, dtype=torch.int64)
-        self._positions = torch.cat([torch.arange(n) for n in self._query_lens])
-        lens = torch.tensor(self._query_lens, dtype=torch.int32)
+        self._input_ids = torch.zeros(num_tokens, dtype=torch.int64, device=device)
+        self._positions = torch.cat([torch.arange(n, device=device) for n in self._query_lens])
+        lens = torch.tensor(self._query_lens, dtype=torch.int32, device=device)
         width = -(-max(self._query_lens) // config.block_size)
         metadata = AttentionMetadata(
-            query_start_loc=torch.cat([torch.zeros(1, dtype=torch.int32), lens.cumsum(0).int()]),
+            query_start_loc=functional.pad(lens.cumsum(0), (1, 0)).int(),
             seq_lens=lens,
-            block_tables=torch.zeros(len(lens), width, dtype=torch.int32),
-            slot_mapping=torch.full((num_tokens,), -1, dtype=torch.int64),
+            block_tables=torch.zeros(len(lens), width, dtype=torch.int32, device=device),
+            slot_mapping=torch.full((num_tokens,), -1, dtype=torch.int64, device=device),
             max_query_len=max(self._query_lens),
             max_seq_len=max(self._query_lens),
         )
         dtype = next(loaded.model.parameters()).dtype
         cache_dtype = kv_cache_dtype_str_to_dtype(config.kv_cache_dtype, dtype)
         shape = (1, config.block_size, loaded.config.num_kv_heads, loaded.config.head_size)
-        block = torch.zeros(shape, dtype=cache_dtype)
+        block = torch.zeros(shape, dtype=cache_dtype, device=device)
+        one = torch.ones(1, device=device)
         num_layers = loaded.config.num_layers
-        self._caches = [KVCache(block, block, config.kv_cache_dtype)] * num_layers
+        self._caches = [KVCache(block, block, config.kv_cache_dtype, one, one)] * num_layers
         self._metadata = [metadata] * num_layers
 
     def run(self) -> None:

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from paged_kv.engine.device import upload
 from paged_kv.metadata import AttentionMetadata
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class ModelRunner:
         kv_cache_config: The same by KV cache group.
         cache_engine: Its key and value caches, written in each pass.
         batch: Tokens and block tables of the running requests.
+        device: Where the model, the caches and the block tables are.
         batch_invariant: See `DecoderForCausalLM.set_batch_invariant`. Set before each pass, as
             engines may share a model.
 
@@ -53,9 +55,11 @@ class ModelRunner:
         cache_engine: CacheEngine,
         batch: InputBatch,
         *,
+        device: torch.device,
         batch_invariant: bool = False,
     ) -> None:
         self._model = model
+        self._device = device
         self._batch_invariant = batch_invariant
         self._cache_engine = cache_engine
         self._batch = batch
@@ -81,49 +85,15 @@ class ModelRunner:
         self._cache_engine.swap_out(output.blocks_to_swap_out)
         self._cache_engine.swap_in(output.blocks_to_swap_in)
         if not output.requests:
-            return torch.empty(0, self._model.config.hidden_size)
+            return torch.empty(0, self._model.config.hidden_size, device=self._device)
         if self._model.batch_invariant != self._batch_invariant:
             self._model.set_batch_invariant(self._batch_invariant)
-        input_ids, positions, query_start_loc = self._lay_out_tokens(output)
-        metadata = self._build_metadata(output, positions, query_start_loc)
-        per_layer = [metadata[group] for group in self._group_of_layer]
-        hidden: Tensor = self._model(input_ids, positions, self._kv_caches, per_layer)
-        return hidden
-
-    @torch.inference_mode()
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Score every token of the vocabulary: ``[n, hidden_size]`` to ``[n, vocab_size]``."""
-        return self._model.compute_logits(hidden)
-
-    def _lay_out_tokens(self, output: SchedulerOutput) -> tuple[Tensor, Tensor, Tensor]:
-        """Ids and positions of the step's tokens, and where each request begins."""
-        rows, counts = output.rows, output.num_scheduled_tokens
-        query_start_loc = np.zeros(len(rows) + 1, np.int32)
-        np.cumsum(counts, out=query_start_loc[1:])
-        positions: npt.NDArray[np.int64] = output.num_computed_tokens
-        if query_start_loc[-1] != len(rows):  # not one token each
-            offsets = output.num_computed_tokens - query_start_loc[:-1]
-            rows = np.repeat(rows, counts)
-            positions = np.arange(len(rows)) + np.repeat(offsets, counts)
-        input_ids = self._batch.token_ids[rows, positions].astype(np.int64)
-        return (
-            torch.from_numpy(input_ids),
-            torch.from_numpy(positions),
-            torch.from_numpy(query_start_loc),
+        seq_lens = (output.num_computed_tokens + output.num_scheduled_tokens).astype(np.int32)
+        input_ids, positions, query_start_loc, rows, seq_lens_tensor = upload(
+            [*self._lay_out_tokens(output), output.rows, seq_lens], self._device
         )
-
-    def _build_metadata(
-        self, output: SchedulerOutput, positions: Tensor, query_start_loc: Tensor
-    ) -> list[AttentionMetadata]:
-        """One for each KV cache group."""
-        tables = self._batch.block_tables
-        tables.apply_staged_writes()
-        rows = torch.from_numpy(output.rows)
-        block_tables = tables.gather_block_tables(rows, len(rows))
-        slots = tables.compute_slot_mappings(rows, query_start_loc, positions, len(positions))
-        seq_lens = output.num_computed_tokens + output.num_scheduled_tokens
-        seq_lens_tensor = torch.from_numpy(seq_lens.astype(np.int32))
-        return [
+        block_tables, slots = self._locate_tokens(rows, query_start_loc, positions)
+        metadata = [
             AttentionMetadata(
                 query_start_loc=query_start_loc,
                 seq_lens=seq_lens_tensor,
@@ -134,3 +104,34 @@ class ModelRunner:
             )
             for block_table, slot_mapping in zip(block_tables, slots, strict=True)
         ]
+        per_layer = [metadata[group] for group in self._group_of_layer]
+        hidden: Tensor = self._model(input_ids, positions, self._kv_caches, per_layer)
+        return hidden
+
+    @torch.inference_mode()
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Score every token of the vocabulary: ``[n, hidden_size]`` to ``[n, vocab_size]``."""
+        return self._model.compute_logits(hidden)
+
+    def _lay_out_tokens(self, output: SchedulerOutput) -> tuple[npt.NDArray[Any], ...]:
+        """Ids and positions of the step's tokens, and where each request begins."""
+        rows, counts = output.rows, output.num_scheduled_tokens
+        query_start_loc = np.zeros(len(rows) + 1, np.int32)
+        np.cumsum(counts, out=query_start_loc[1:])
+        positions: npt.NDArray[np.int64] = output.num_computed_tokens
+        if query_start_loc[-1] != len(rows):  # not one token each
+            offsets = output.num_computed_tokens - query_start_loc[:-1]
+            rows = np.repeat(rows, counts)
+            positions = np.arange(len(rows)) + np.repeat(offsets, counts)
+        input_ids = self._batch.token_ids[rows, positions].astype(np.int64)
+        return input_ids, positions, query_start_loc
+
+    def _locate_tokens(
+        self, rows: Tensor, query_start_loc: Tensor, positions: Tensor
+    ) -> tuple[tuple[Tensor, ...], Tensor]:
+        """The block tables of the step's requests and the slots of its tokens, by group."""
+        tables = self._batch.block_tables
+        tables.apply_staged_writes()
+        block_tables = tables.gather_block_tables(rows, len(rows))
+        slots = tables.compute_slot_mappings(rows, query_start_loc, positions, len(positions))
+        return block_tables, slots
