@@ -3,17 +3,15 @@
 
 #include "paged_kv/check.h"
 #include "paged_kv/make_room.h"
+#include "paged_kv/math.h"
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 namespace paged_kv {
 namespace {
 
-// Keeps sums of tokens and of blocks within 64 bits.
-constexpr std::int64_t kMaxInt32 = std::numeric_limits<std::int32_t>::max();
-
+// No count is above kMaxInt32: sums of tokens and of blocks stay within 64 bits.
 const BlockSpaceManagerOptions& checked(const BlockSpaceManagerOptions& options) {
   PAGED_KV_CHECK(options.block_size > 0 && options.block_size <= kMaxInt32,
                  "block_size must be in [1, ", kMaxInt32, "], got ", options.block_size);

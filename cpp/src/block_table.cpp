@@ -6,13 +6,10 @@
 #include "paged_kv/slot_mapping.h"
 
 #include <algorithm>
-#include <limits>
 #include <numeric>
 
 namespace paged_kv {
 namespace {
-
-constexpr std::int64_t kMaxInt32 = std::numeric_limits<std::int32_t>::max();
 
 const BlockTableOptions& checked(const BlockTableOptions& options) {
   const auto check_positive = [](const char* name, std::int64_t value) {

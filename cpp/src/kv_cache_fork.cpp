@@ -12,8 +12,6 @@
 namespace paged_kv {
 namespace {
 
-std::size_t to_size(std::int64_t n) { return static_cast<std::size_t>(n); }
-
 std::span<const std::int32_t> first_tokens(const Request& request, std::int64_t num_tokens) {
   return request.all_token_ids().first(to_size(num_tokens));
 }

@@ -11,8 +11,6 @@
 namespace paged_kv {
 namespace {
 
-std::size_t to_size(std::int64_t n) { return static_cast<std::size_t>(n); }
-
 AllocateSlotsArgs args_of_request(std::int32_t num_new_tokens, const BatchAllocationArgs& args) {
   AllocateSlotsArgs result;
   result.num_new_tokens = num_new_tokens;
@@ -30,7 +28,7 @@ void check_table(const BlockTable& table, std::size_t group, const KVCacheManage
   PAGED_KV_CHECK(table.options().max_num_blocks_per_req >= num_blocks, "block_tables[", group,
                  "] must have rows of at least ", num_blocks, " blocks, got ",
                  table.options().max_num_blocks_per_req);
-  const std::int64_t max_num_blocks = std::numeric_limits<std::int32_t>::max() / table.ratio();
+  const std::int64_t max_num_blocks = kMaxInt32 / table.ratio();
   PAGED_KV_CHECK(manager.kv_cache_config().num_blocks <= max_num_blocks, "block_tables[", group,
                  "] takes ids of at most ", max_num_blocks, " blocks, the pool has ",
                  manager.kv_cache_config().num_blocks);

@@ -2,6 +2,7 @@
 #include "paged_kv/request_hash.h"
 
 #include "paged_kv/check.h"
+#include "paged_kv/token_checks.h"
 
 #include <algorithm>
 
@@ -76,7 +77,6 @@ std::vector<BlockHash> hash_blocks_sha256(const RequestKeys& request,
 
 void check_mm_features(std::span<const MultiModalFeature> features) {
   // Offsets are added to lengths and subtracted from token positions.
-  constexpr std::int64_t kMaxTokens = std::int64_t{1} << 40;
   std::int64_t previous_offset = 0;
   for (const MultiModalFeature& feature : features) {
     PAGED_KV_CHECK(feature.offset >= 0 && feature.offset <= kMaxTokens && feature.length >= 0 &&

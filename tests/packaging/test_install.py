@@ -17,6 +17,8 @@ import pytest
 REPO_ROOT = Path(__file__).resolve().parents[2]
 # Neither optimised nor with debug information: these builds are about packaging.
 FAST_BUILD = ("-Ccmake.build-type=Debug", "-Ccmake.define.CMAKE_CXX_FLAGS_DEBUG=-O0")
+# As who works on the sources wants it; a binding that lacks an include does not compile then.
+FILE_BY_FILE = "-Ccmake.define.PAGED_KV_UNITY=OFF"
 USE_IT = """
 import torch
 import paged_kv.ops
@@ -55,7 +57,8 @@ def test_isolated_install_beside_an_installed_torch(fresh_venv, source, tmp_path
 
 def test_editable_install_follows_the_sources(fresh_venv, source, tmp_path):
     env = fresh_venv(tmp_path, with_packages=True)
-    env.run("pip", "install", "--no-deps", "--no-build-isolation", *FAST_BUILD, "-e", source)
+    options = ("--no-deps", "--no-build-isolation", *FAST_BUILD, FILE_BY_FILE)
+    env.run("pip", "install", *options, "-e", source)
     assert str(source) in env.run("python", "-c", USE_IT)
     init = source / "python/paged_kv/__init__.py"
     init.write_text(init.read_text() + "\nedited = True\n")

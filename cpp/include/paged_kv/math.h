@@ -6,8 +6,19 @@
 #include "paged_kv/check.h"
 
 #include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
 
 namespace paged_kv {
+
+// The largest number of an int32 tensor, in the type that counts are checked in.
+inline constexpr std::int64_t kMaxInt32 = std::numeric_limits<std::int32_t>::max();
+
+// An index or a count for the standard library. Needs n >= 0.
+[[nodiscard]] constexpr std::size_t to_size(std::int64_t n) noexcept {
+  return static_cast<std::size_t>(n);
+}
 
 // Smallest q with q * b >= a. Needs a >= 0 and b > 0.
 template <std::signed_integral T>

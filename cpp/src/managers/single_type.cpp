@@ -12,8 +12,6 @@
 namespace paged_kv {
 namespace {
 
-std::size_t to_size(std::int64_t n) { return static_cast<std::size_t>(n); }
-
 // Drops the first n, or all if there are fewer.
 std::span<const BlockId> without_first(std::span<const BlockId> blocks, std::int64_t n) {
   return blocks.subspan(std::min(to_size(n), blocks.size()));
