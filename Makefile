@@ -130,7 +130,7 @@ $(DONE)/cpp-release: $(DONE)/googletest $(CPP_TEST_SOURCES)
 	$(CMAKE) --build build/cpp-release --parallel $(JOBS)
 	touch $@
 
-# Without PAGED_KV_UNITY: a file that lacks an include does not compile here.
+# Without PAGED_KV_UNITY: a file does not compile here if it uses what it does not include.
 $(DONE)/cpp-asan: $(DONE)/googletest $(CPP_TEST_SOURCES)
 	$(call say,C++ tests with AddressSanitizer and UBSan)
 	$(CONFIGURE_CPP_TESTS) -B build/cpp-asan -DCMAKE_BUILD_TYPE=Debug \

@@ -160,16 +160,24 @@ def _tool(name: str) -> str:
 
 
 def _lines(tool: str, *arguments: object, only: str = "") -> list[str]:
-    """What a tool prints; with `only`, the lines that match this expression of grep."""
+    """What a tool prints; with `only`, the lines that match this expression of grep.
+
+    The tools print hundreds of megabytes: grep reads those ten times as fast as Python.
+    """
     folder = Path(_tool("nvdisasm")).parent  # cuobjdump calls it
-    environment = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+    path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "LC_ALL": "C"}
     command = [_tool(tool), *map(str, arguments)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        pattern = re.compile(only)
-        lines = [line.rstrip() for line in process.stdout if pattern.search(line)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
+        grep = subprocess.run(
+            ["grep", "-aE", only],
+            check=False, stdin=process.stdout, capture_output=True, text=True, env=environment,
+        )  # fmt: skip
+    if grep.returncode > 1:  # 1: no line matches
+        raise subprocess.CalledProcessError(grep.returncode, grep.args, stderr=grep.stderr)
     if process.returncode != 0:
         raise subprocess.CalledProcessError(process.returncode, command)
-    return lines
+    return [line.rstrip() for line in grep.stdout.splitlines()]
 
 
 def _threads(binary: Path) -> dict[tuple[str, str], int]:
@@ -192,9 +200,9 @@ def _threads(binary: Path) -> dict[tuple[str, str], int]:
 
 def _memory_opcodes(binary: Path) -> dict[tuple[str, str], set[str]]:
     found, arch, symbol = defaultdict(set), "", ""
-    wanted = r"^\s*code for |Function : |\b(?:LD|ST)(?:G|S|L|GSTS)?\."
+    wanted = r"^\s*code for |Function : |\b(LD|ST)(G|S|L|GSTS)?\."
     opcode = re.compile(r"\b((?:LD|ST)(?:G|S|L|GSTS)?\.[\w.]+|LDL|STL)\b")
-    for line in _lines("cuobjdump", "-sass", binary, only=wanted + r"|\b(?:LDL|STL)\b"):
+    for line in _lines("cuobjdump", "-sass", binary, only=wanted + r"|\b(LDL|STL)\b"):
         if match := re.search(r"code for (sm_\w+)", line):
             arch = match[1]
         elif match := re.search(r"Function : (\S+)", line):

@@ -17,7 +17,7 @@ import pytest
 REPO_ROOT = Path(__file__).resolve().parents[2]
 # Neither optimised nor with debug information: these builds are about packaging.
 FAST_BUILD = ("-Ccmake.build-type=Debug", "-Ccmake.define.CMAKE_CXX_FLAGS_DEBUG=-O0")
-# As who works on the sources wants it; a binding that lacks an include does not compile then.
+# As who works on the sources wants it; a binding that uses what it does not include fails here.
 FILE_BY_FILE = "-Ccmake.define.PAGED_KV_UNITY=OFF"
 USE_IT = """
 import torch
