@@ -22,5 +22,5 @@ function(paged_kv_unity target)
 endfunction()
 
 function(paged_kv_test_code target)
-  target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
+  target_compile_options(${target} PRIVATE $<$<NOT:$<CONFIG:Debug>>:-O1>)
 endfunction()
