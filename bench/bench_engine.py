@@ -10,6 +10,7 @@ reading the weights once a token, whichever is longer.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 from contextlib import ExitStack, closing, contextmanager
@@ -100,7 +101,7 @@ def rows(
         num_samples: Samples of each engine, at most `MAX_SAMPLES` and at least two.
         peers: Names in `WORKERS`.
         peer_python: vLLM's Python.
-        only: Part of the names of the rows to run; None: all.
+        only: Regular expression for the names of the rows to run; None: all.
     """
     num_samples = max(2, min(num_samples, MAX_SAMPLES))
     loaded = load_model(MODEL)
@@ -183,7 +184,7 @@ class Bounds:
 
 
 def _is_chosen(name: str, only: str | None) -> bool:
-    return only is None or only in name
+    return only is None or re.search(only, name) is not None
 
 
 def _median(timing: Timing) -> float:

@@ -60,7 +60,7 @@ def main() -> None:
         type=parse_peers,
         help="vllm (for attention, host and engine), transformers (for engine), or both: a,b",
     )
-    parser.add_argument("--only", help="part of the names of the rows to run (attention, engine)")
+    parser.add_argument("--only", help="rows whose names match this (attention, engine)")
     parser.add_argument(
         "--peer-python",
         type=Path,

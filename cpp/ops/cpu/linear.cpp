@@ -78,9 +78,10 @@ FloatRows float_rows(const LinearParams& p, float* buffer, const ThreadRunner& r
   return {buffer, p.in_features, p.num_rows};
 }
 
-// All rows times one tile of the weight; `next` is fetched meanwhile.
+// All rows times one tile of the weight. Nothing is fetched ahead: the weight lies in order, which
+// the processor's own prefetcher sees, and fetches of ours took 1.2 times as long at one row.
 void multiply_tile(const LinearParams& p, const FloatRows& x, std::int64_t first_feature,
-                   const WeightTile& tile, const WeightTile& next) {
+                   const WeightTile& tile) {
   alignas(64) float products[kRowsAtATime * kTileKeys];
   alignas(64) float bias[kTileKeys];
   if (p.bias != nullptr) {
@@ -96,9 +97,9 @@ void multiply_tile(const LinearParams& p, const FloatRows& x, std::int64_t first
               .begin = 0,
               .end = tile.count(),
               .size = p.in_features,
-              .next_rows = next.rows(),
-              .next_count = begin == 0 ? next.count() : 0,
-              .next_element_size = element_size(next.type())},
+              .next_rows = nullptr,
+              .next_count = 0,
+              .next_element_size = 0},
              products);
     for (std::int64_t r = 0; r < count; ++r) {
       float* row = products + r * kTileKeys;
@@ -129,12 +130,11 @@ void linear(const LinearParams& params, const ThreadRunner& runner) {
       const std::int64_t last = (worker + 1) * num_tiles / num_workers;
       for (std::int64_t i = worker * num_tiles / num_workers; i < last; ++i) {
         WeightTile tile(params, i * kTileKeys);
-        const WeightTile next(params, (i + 1) * kTileKeys);
         if (converts_tiles) {
           tile.convert_to_float(params,
                                 buffers.converted_tile + worker * kTileKeys * params.in_features);
         }
-        multiply_tile(params, x, i * kTileKeys, tile, next);
+        multiply_tile(params, x, i * kTileKeys, tile);
       }
     }
   });
