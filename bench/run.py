@@ -26,6 +26,7 @@ import bench_cache
 import bench_engine
 import bench_generate
 import bench_host
+import bench_linear
 import bench_pool
 import bench_scaling
 from timing import machine
@@ -39,6 +40,7 @@ SUITES = {
     "cache": bench_cache.rows,
     ATTENTION: bench_attention.rows,
     "scaling": bench_scaling.rows,
+    "linear": bench_linear.rows,
     "generate": bench_generate.rows,
     ENGINE: bench_engine.rows,
 }
