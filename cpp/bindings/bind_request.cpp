@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include <pybind11/typing.h>
@@ -23,6 +24,11 @@ using HasherFunction = py::typing::Callable<HashesObject(py::object)>;
 
 std::vector<std::int32_t> to_token_ids(const TokenIdsObject& source) {
   return with_token_ids(source, [](auto tokens) {
+    // A prompt's ids in one go: one by one takes a third of the time that hashing them does.
+    using Token = typename decltype(tokens)::value_type;
+    if constexpr (std::is_same_v<Token, std::int32_t>) {
+      return std::vector<std::int32_t>(tokens.begin(), tokens.end());
+    }
     std::vector<std::int32_t> token_ids;
     token_ids.reserve(tokens.size());
     for (const auto token : tokens) token_ids.push_back(narrow<std::int32_t>(token, "token id"));

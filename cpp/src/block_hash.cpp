@@ -101,7 +101,7 @@ template <class Token>
 void BlockHasher::write_message(const BlockHash& parent, std::span<const Token> token_ids,
                                 const std::optional<ExtraKeys>& extra_keys) {
   message_.clear();
-  message_.reserve(kSha256DigestBytes + 8 * (token_ids.size() + 1));
+  message_.reserve(2 * kSha256DigestBytes + 8 * (token_ids.size() + 1) + 64);  // with padding
   CborWriter writer(message_);
   writer.begin_array(3);
   writer.write_bytes(parent.digest());
@@ -114,13 +114,13 @@ void BlockHasher::write_message(const BlockHash& parent, std::span<const Token> 
 BlockHash BlockHasher::hash(const BlockHash& parent, std::span<const std::int32_t> token_ids,
                             const std::optional<ExtraKeys>& extra_keys) {
   write_message(parent, token_ids, extra_keys);
-  return BlockHash{sha256(message_)};
+  return BlockHash{sha256_in_place(message_)};
 }
 
 BlockHash BlockHasher::hash(const BlockHash& parent, std::span<const std::int64_t> token_ids,
                             const std::optional<ExtraKeys>& extra_keys) {
   write_message(parent, token_ids, extra_keys);
-  return BlockHash{sha256(message_)};
+  return BlockHash{sha256_in_place(message_)};
 }
 
 BlockHash BlockHasher::hash_xxh3(const BlockHash& parent, std::span<const std::int32_t> token_ids,

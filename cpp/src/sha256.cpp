@@ -16,6 +16,7 @@ namespace paged_kv {
 namespace {
 
 constexpr std::size_t kChunkBytes = 64;
+constexpr std::size_t kMinPaddingBytes = 9;  // 0x80 and the length
 using State = std::array<std::uint32_t, 8>;
 
 constexpr State kInitialState{0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
@@ -133,6 +134,12 @@ void compress(State& state, const std::uint8_t* chunks, std::size_t num_chunks,
   compress_portable(state, chunks, num_chunks);
 }
 
+Sha256Digest digest_of(const State& state) noexcept {
+  Sha256Digest digest;
+  for (std::size_t i = 0; i < state.size(); ++i) store_big_endian(state[i], digest.data() + 4 * i);
+  return digest;
+}
+
 bool is_portable_forced() noexcept {
   const char* value = std::getenv("PAGED_KV_PORTABLE_SHA256");
   return value != nullptr && std::string_view(value) == "1";
@@ -173,16 +180,23 @@ Sha256Digest sha256(std::span<const std::uint8_t> message, Sha256Backend backend
   const std::span<const std::uint8_t> rest = message.subspan(num_whole_chunks * kChunkBytes);
   if (!rest.empty()) std::memcpy(tail.data(), rest.data(), rest.size());
   tail[rest.size()] = 0x80;
-  const std::size_t num_tail_chunks = rest.size() + 9 <= kChunkBytes ? 1 : 2;
+  const std::size_t num_tail_chunks = rest.size() + kMinPaddingBytes <= kChunkBytes ? 1 : 2;
   store_big_endian(std::uint64_t{message.size()} * 8,
                    tail.data() + num_tail_chunks * kChunkBytes - 8);
   compress(state, tail.data(), num_tail_chunks, backend);
 
-  Sha256Digest digest;
-  for (std::size_t i = 0; i < state.size(); ++i) {
-    store_big_endian(state[i], digest.data() + 4 * i);
-  }
-  return digest;
+  return digest_of(state);
+}
+
+Sha256Digest sha256_in_place(std::vector<std::uint8_t>& message) {
+  const std::size_t size = message.size();
+  const std::size_t num_chunks = (size + kMinPaddingBytes + kChunkBytes - 1) / kChunkBytes;
+  message.resize(num_chunks * kChunkBytes);  // zeros
+  message[size] = 0x80;
+  store_big_endian(std::uint64_t{size} * 8, message.data() + message.size() - 8);
+  State state = kInitialState;
+  compress(state, message.data(), num_chunks, default_sha256_backend());
+  return digest_of(state);
 }
 
 }  // namespace paged_kv

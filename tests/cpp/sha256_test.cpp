@@ -70,6 +70,8 @@ TEST(Sha256, BothPathsAgreeOnAllLengths) {
     const auto message = message_of(num_bytes);
     const Sha256Digest portable = sha256(message, Sha256Backend::kPortable);
     EXPECT_EQ(portable, sha256(message)) << num_bytes << " bytes";
+    std::vector<std::uint8_t> spoilt(message.begin(), message.end());
+    EXPECT_EQ(portable, sha256_in_place(spoilt)) << num_bytes << " bytes";
     if (is_supported(Sha256Backend::kShaNi)) {
       EXPECT_EQ(portable, sha256(message, Sha256Backend::kShaNi)) << num_bytes << " bytes";
     }

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <span>
 #include <string_view>
+#include <vector>
 
 namespace paged_kv {
 
@@ -32,5 +33,9 @@ enum class Sha256Backend { kPortable, kShaNi };
 [[nodiscard]] Sha256Digest sha256(std::span<const std::uint8_t> message) noexcept;
 [[nodiscard]] Sha256Digest sha256(std::span<const std::uint8_t> message,
                                   Sha256Backend backend) noexcept;
+
+// The same of a message in a buffer that may be spoilt: it is padded where it lies, which saves a
+// copy of its last bytes. The buffer grows by up to 72 bytes.
+[[nodiscard]] Sha256Digest sha256_in_place(std::vector<std::uint8_t>& message);
 
 }  // namespace paged_kv
