@@ -106,7 +106,6 @@ def rows(
     num_samples = max(2, min(num_samples, MAX_SAMPLES))
     loaded = load_model(MODEL)
     with tempfile.TemporaryDirectory() as folder:
-        # Before an engine packs the weights.
         write_model_folder(loaded, Path(folder))
         bounds = Bounds(loaded)
         by_case: dict[str, list[Row]] = {}

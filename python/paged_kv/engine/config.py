@@ -54,7 +54,8 @@ class EngineConfig:
             ``"recompute"`` or ``"swap"`` to the host's memory.
         swap_space_bytes: Size of that memory. What does not fit is recomputed.
         batch_invariant: The same bits for a request, whatever else is in a batch, whether its
-            prefix was cached, cut into chunks, or preempted. Slower.
+            prefix was cached, cut into chunks, or preempted. Slower where products with weights
+            are torch's (docs/engine.md).
         max_model_len: Most tokens of a request, prompt and output together; ``None``: the model's
             own limit, or what the pool holds if that is less.
         seed: Seeds of requests that give none are drawn from this one.

@@ -83,7 +83,7 @@ class LLMEngine:
         self._model_limit = loaded.config.max_position_embeddings
         dtype = next(loaded.model.parameters()).dtype
         specs = loaded.model.kv_cache_specs(config.block_size, dtype, config.kv_cache_dtype)
-        # Mistakes are told before what takes seconds: packing weights, a step to measure.
+        # Mistakes are told before what takes seconds: copying weights, a step to measure.
         check_model_limit(config.max_model_len, self._model_limit)
         check_kv_scales(kv_scales, specs, config.kv_cache_dtype)
         device = torch.device(config.device)

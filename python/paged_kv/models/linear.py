@@ -84,8 +84,9 @@ def move_to_huge_pages(parameter: nn.Parameter) -> None:
     Notes:
         Cost: one copy.
     """
-    is_aligned = parameter.data_ptr() % HUGE_PAGE_BYTES == 0
-    if parameter.device.type != "cpu" or parameter.nbytes < HUGE_PAGE_BYTES or is_aligned:
+    if parameter.device.type != "cpu" or parameter.nbytes < HUGE_PAGE_BYTES:
+        return
+    if parameter.data_ptr() % HUGE_PAGE_BYTES == 0:
         return
     copy = zeros_in_huge_pages(tuple(parameter.shape), dtype=parameter.dtype)
     parameter.data = copy.copy_(parameter.data)
@@ -125,7 +126,9 @@ def _is_for_op(weight: torch.Tensor) -> bool:
 
 @cache
 def _has_units_for(dtype: torch.dtype) -> bool:
-    """Whether this CPU multiplies in `dtype`, not only in float32."""
+    """Whether this CPU multiplies in `dtype`, not only in float32, and torch makes use of that."""
+    if not torch.backends.mkldnn.is_available():
+        return False
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     if dtype == torch.float16:
