@@ -15,7 +15,22 @@
 #include <type_traits>
 #include <vector>
 
+#include <gtest/gtest.h>
+
 namespace paged_kv::cuda::testing {
+
+// The elements of queries and caches that the attention kernels are made for.
+template <class QueryT, class Cache>
+struct Elements {
+  using T = QueryT;
+  using CacheT = Cache;
+};
+
+using AllElements =
+    ::testing::Types<Elements<float, float>, Elements<float, Float8E4M3>,
+                     Elements<float, Float8E5M2>, Elements<Half, Half>, Elements<Half, Float8E4M3>,
+                     Elements<Half, Float8E5M2>, Elements<BFloat16, BFloat16>,
+                     Elements<BFloat16, Float8E4M3>, Elements<BFloat16, Float8E5M2>>;
 
 template <class T>
 constexpr FloatDtype kDtype = std::is_same_v<T, float>  ? FloatDtype::kFloat

@@ -15,19 +15,8 @@
 namespace paged_kv::cuda::testing {
 namespace {
 
-template <class QueryT, class Cache>
-struct Elements {
-  using T = QueryT;
-  using CacheT = Cache;
-};
-
 template <class>
 class PagedAttention : public ::testing::Test {};
-using AllElements =
-    ::testing::Types<Elements<float, float>, Elements<float, Float8E4M3>,
-                     Elements<float, Float8E5M2>, Elements<Half, Half>, Elements<Half, Float8E4M3>,
-                     Elements<Half, Float8E5M2>, Elements<BFloat16, BFloat16>,
-                     Elements<BFloat16, Float8E4M3>, Elements<BFloat16, Float8E5M2>>;
 TYPED_TEST_SUITE(PagedAttention, AllElements);
 
 template <class T>

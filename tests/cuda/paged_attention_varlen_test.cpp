@@ -186,19 +186,8 @@ class VarlenProblem {
   float v_scale_ = 0.75f;
 };
 
-template <class QueryT, class Cache>
-struct Elements {
-  using T = QueryT;
-  using CacheT = Cache;
-};
-
 template <class>
 class PagedAttentionVarlen : public ::testing::Test {};
-using AllElements =
-    ::testing::Types<Elements<float, float>, Elements<float, Float8E4M3>,
-                     Elements<float, Float8E5M2>, Elements<Half, Half>, Elements<Half, Float8E4M3>,
-                     Elements<Half, Float8E5M2>, Elements<BFloat16, BFloat16>,
-                     Elements<BFloat16, Float8E4M3>, Elements<BFloat16, Float8E5M2>>;
 TYPED_TEST_SUITE(PagedAttentionVarlen, AllElements);
 
 TYPED_TEST(PagedAttentionVarlen, EqualsTheDefinitionUnderEverySchedule) {

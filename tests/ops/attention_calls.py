@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
+from cache_cases import huge_tensor
 from torch import Tensor
 
 from paged_kv import ops, reference
@@ -41,6 +42,37 @@ def positional(inputs: AttentionInputs) -> tuple:
 
 def poisoned(*shape: int, dtype: torch.dtype) -> Tensor:
     return torch.full(shape, torch.nan, dtype=dtype)
+
+
+FAR_STRIDE = 2**31 + 64
+"""Elements between the tokens of `far_apart`."""
+
+
+def far_apart(inputs: AttentionInputs) -> tuple[AttentionInputs, Tensor]:
+    """The same inputs more than 2^31 elements into their tensors (sparse memory), and an output.
+
+    The output is like the query; between two tokens of both are `FAR_STRIDE` elements.
+    """
+    num_blocks = inputs.key_cache.shape[0]
+    first = 2**31 // inputs.key_cache[0].numel() + 1
+    far = {}
+    for name in ("key_cache", "value_cache"):
+        near = getattr(inputs, name)
+        far[name] = huge_tensor(first + num_blocks, *near.shape[1:], dtype=near.dtype)
+        far[name][first:] = near
+    num_tokens, num_heads, head_size = inputs.query.shape
+    token_size = num_heads * head_size
+    strides = (FAR_STRIDE, head_size, 1)
+    query, out = (
+        huge_tensor(
+            (num_tokens - 1) * FAR_STRIDE + token_size, dtype=inputs.query.dtype
+        ).as_strided(inputs.query.shape, strides)
+        for _ in range(2)
+    )
+    query.copy_(inputs.query)
+    tables = inputs.block_tables + first
+    tables[inputs.block_tables >= num_blocks] = -1
+    return replace(inputs, query=query, block_tables=tables, **far), out
 
 
 def varlen(

@@ -8,7 +8,15 @@ from dataclasses import replace
 import pytest
 import torch
 from cache_cases import ONE, huge_tensor, int32
-from ops.attention_calls import decode, decode_arguments, partition_buffers, v1, v2
+from ops.attention_calls import (
+    FAR_STRIDE,
+    decode,
+    decode_arguments,
+    far_apart,
+    partition_buffers,
+    v1,
+    v2,
+)
 from ops.backends import Backend
 
 from paged_kv.testing import AttentionCase, make_case
@@ -219,22 +227,8 @@ def test_offsets_beyond_32_bits(version):
     )
     inputs = make_case(case)
     expected = decode(version, case, inputs, backend=backend)
-
-    num_blocks = inputs.key_cache.shape[0]
-    first = 2**31 // inputs.key_cache[0].numel() + 1
-    far = {}
-    for name in ("key_cache", "value_cache"):
-        near = getattr(inputs, name)
-        far[name] = huge_tensor(first + num_blocks, *near.shape[1:], dtype=torch.float16)
-        far[name][first:] = near
-    stride = 2**31 + 64
-    shape, strides = (2, 2, 32), (stride, 32, 1)
-    query = huge_tensor(stride + 64, dtype=torch.float16).as_strided(shape, strides)
-    query.copy_(inputs.query)
-    tables = inputs.block_tables + first
-    tables[inputs.block_tables >= num_blocks] = -1
-    out = huge_tensor(stride + 64, dtype=torch.float16).as_strided(shape, strides)
-    buffers = ()
+    moved, out = far_apart(inputs)
+    buffers, stride = (), FAR_STRIDE
     if version == "v2":
         sums = [
             huge_tensor(stride + 4, dtype=torch.float32).as_strided((2, 2, 2), (stride, 2, 1))
@@ -242,7 +236,6 @@ def test_offsets_beyond_32_bits(version):
         ]
         tmp_out = huge_tensor(stride + 128, dtype=torch.float16)
         buffers = (*sums, tmp_out.as_strided((2, 2, 2, 32), (stride, 64, 32, 1)))
-    moved = replace(inputs, query=query, block_tables=tables, **far)
     getattr(backend, f"paged_attention_{version}")(out, *buffers, *decode_arguments(case, moved))
     assert torch.equal(out, expected)
 

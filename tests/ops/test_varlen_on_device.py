@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cache_cases import huge_tensor, int32
-from ops.attention_calls import options_of, positional, varlen
+from cache_cases import int32
+from ops.attention_calls import far_apart, options_of, positional, varlen
 from ops.backends import Backend
 
 from paged_kv.testing import AttentionCase, make_case
@@ -187,21 +187,7 @@ def test_offsets_beyond_32_bits():
     case = AttentionCase("far", (1, 1), (20, 70), 2, 1, head_size=32, dtype=torch.float16)
     inputs = make_case(case)
     expected, _ = varlen(case, inputs, backend=backend)
-    num_blocks = inputs.key_cache.shape[0]
-    first = 2**31 // inputs.key_cache[0].numel() + 1
-    far = {}
-    for name in ("key_cache", "value_cache"):
-        near = getattr(inputs, name)
-        far[name] = huge_tensor(first + num_blocks, *near.shape[1:], dtype=torch.float16)
-        far[name][first:] = near
-    stride = 2**31 + 64
-    shape, strides = (2, 2, 32), (stride, 32, 1)
-    query = huge_tensor(stride + 64, dtype=torch.float16).as_strided(shape, strides)
-    query.copy_(inputs.query)
-    out = huge_tensor(stride + 64, dtype=torch.float16).as_strided(shape, strides)
-    tables = inputs.block_tables + first
-    tables[inputs.block_tables >= num_blocks] = -1
-    moved = replace(inputs, query=query, block_tables=tables, **far)
+    moved, out = far_apart(inputs)
     backend.paged_attention_varlen(out, *positional(moved), **options_of(case, moved))
     assert torch.equal(out, expected)
 
