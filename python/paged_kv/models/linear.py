@@ -127,7 +127,7 @@ def _is_for_op(weight: torch.Tensor) -> bool:
 @cache
 def _has_units_for(dtype: torch.dtype) -> bool:
     """Whether this CPU multiplies in `dtype`, not only in float32, and torch makes use of that."""
-    if not torch.backends.mkldnn.is_available():
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
