@@ -106,6 +106,17 @@ def test_half_precision_follows_transformers(variant, dtype, tmp_path):
     assert relative < 10 * torch.finfo(dtype).eps
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_gemma_s_embeddings_are_scaled_by_what_the_dtype_has_of_the_root(dtype, tmp_path):
+    hf_model = make_tiny("gemma3")
+    hf_model.save_pretrained(tmp_path)
+    model = load_model(tmp_path, dtype=dtype).model
+    ids = torch.tensor(random_ids(40))
+    with torch.inference_mode():
+        expected = hf_model.to(dtype).model.embed_tokens(ids)
+        assert torch.equal(model.embed(ids), expected)
+
+
 def test_only_paged_ops_touch_the_cache(llama):
     """No gather, index or copy of a cache, in prefill or decode."""
     runner = PagedRunner(llama, num_seqs=1, max_len=16)

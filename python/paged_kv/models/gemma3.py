@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -100,6 +100,13 @@ class Gemma3ForCausalLM(DecoderForCausalLM):
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Look up ``[num_tokens]`` ids and scale them by ``sqrt(hidden_size)``."""
         embedded = super().embed(input_ids)
-        # The factor is rounded to the model's dtype, as it was in training.
-        factor = torch.tensor(self.config.hidden_size**0.5).to(embedded.dtype)
-        return embedded.mul_(factor)
+        return embedded.mul_(_rounded(self.config.hidden_size**0.5, embedded.dtype))
+
+
+@cache
+def _rounded(value: float, dtype: torch.dtype) -> float:
+    """`value` rounded to the model's dtype, as it was in training.
+
+    Kept, since a tensor that is made in the forward pass keeps it from being captured.
+    """
+    return float(torch.tensor(value).to(dtype))
