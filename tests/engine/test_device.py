@@ -6,14 +6,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from cuda_build import ops_with_cuda_kernel
+from engine.device_stand_ins import EmulatedOps, MetaSampler
 from model._tiny_models import make_tiny, random_ids
-from ops.backends import emulated_library
 
 from paged_kv import LLM, SamplingParams, _device_rows
 from paged_kv.engine import EngineConfig, config, device, memory, memory_profile
 from paged_kv.engine.inputs import EncodedPrompt
-from paged_kv.engine.sampler import SampledTokens
 from paged_kv.models import load_model
 
 NUM_TOKENS = 6
@@ -33,22 +31,10 @@ llama = pytest.mark.parametrize("folder", ["llama_untied"], indirect=True)
 each_case = pytest.mark.parametrize(("folder", "name"), CASES, indirect=["folder"])
 
 
-class _EmulatedOps:
-    """The ops that CUDA has, emulated; of the rest the CPU's, where a GPU would use torch's."""
-
-    def __init__(self):
-        torch.ops.load_library(emulated_library())
-        self._others = torch.ops.paged_kv
-        self._emulated = ops_with_cuda_kernel()
-
-    def __getattr__(self, op):
-        return getattr(torch.ops.paged_kv_emulated if op in self._emulated else self._others, op)
-
-
 @pytest.fixture
 def _emulated_ops(monkeypatch):
     """The CUDA ops in the place of the CPU's, and block tables that are sent as to a device."""
-    monkeypatch.setattr(torch.ops, "paged_kv", _EmulatedOps())
+    monkeypatch.setattr(torch.ops, "paged_kv", EmulatedOps())
     monkeypatch.setattr(_device_rows, "lies_on_host", lambda _device: False)
 
 
@@ -98,25 +84,13 @@ def test_every_tensor_of_a_step_is_on_the_device(folder, name):
     for cache in engine.cache_engine.kv_caches.values():
         tensors += [cache.key, cache.value, cache.k_scale, cache.v_scale]
     assert {tensor.device.type for tensor in tensors} == {"meta"}
-    engine._sampler = _MetaSampler()
+    engine._sampler = MetaSampler()
     for i, prompt in enumerate(PROMPTS):
         params = SamplingParams(temperature=0.0, max_tokens=3, n=2 - i % 2, ignore_eos=True)
         engine.add_request(str(i), EncodedPrompt(None, tuple(prompt)), params)
     while engine.has_unfinished_requests():
         engine.step()
     assert engine._sampler.num_tokens == 3 * (2 + 1 + 2)
-
-
-class _MetaSampler:
-    """Takes token 3, as there are no values to choose by."""
-
-    num_tokens = 0
-
-    def sample(self, logits, rows):
-        assert logits.device.type == "meta"
-        assert len(logits) == len(rows)
-        self.num_tokens += len(rows)
-        return SampledTokens([3] * len(rows), [None] * len(rows))
 
 
 @llama
@@ -193,3 +167,17 @@ def test_arrays_reach_a_device_in_one_copy(monkeypatch):
         assert tensor.dtype == torch.from_numpy(array).dtype
         np.testing.assert_array_equal(tensor.numpy(), array)
     assert len(copies) == 1
+
+
+def test_what_is_uploaded_lies_in_the_memory_that_is_given():
+    """On a CPU too, where it shares the arrays' otherwise."""
+    arrays = [np.arange(3, dtype=np.int64), np.arange(5, dtype=np.int32), np.ones(2, np.int32)]
+    memory = torch.full((device.upload_bytes(arrays) + 8,), 0x7F, dtype=torch.uint8)
+    first = device.upload(arrays, torch.device("cpu"), memory)
+    again = device.upload([array + 1 for array in arrays], torch.device("cpu"), memory)
+    for array, before, tensor in zip(arrays, first, again, strict=True):
+        np.testing.assert_array_equal(before.numpy(), array + 1)
+        assert before.data_ptr() == tensor.data_ptr()
+        assert tensor.untyped_storage().data_ptr() == memory.data_ptr()
+        assert tensor.data_ptr() % tensor.element_size() == 0
+    assert (memory[-8:] == 0x7F).all()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = ["check_device", "upload"]
+__all__ = ["check_cuda_graphs", "check_device", "upload", "upload_bytes"]
 
 # What an engine calls last of all that needs a kernel there.
 _OP = "paged_kv::paged_attention_varlen"
@@ -42,13 +42,29 @@ def check_device(device: str) -> None:
         raise ValueError(msg)
 
 
-def upload(arrays: Sequence[npt.NDArray[Any]], device: torch.device) -> list[torch.Tensor]:
+def check_cuda_graphs(device: str) -> None:
+    """Raise ``ValueError`` unless CUDA graphs can be captured there."""
+    if torch.device(device).type != "cuda":
+        msg = f"cuda_graphs needs device cuda, got {device!r}"
+        raise ValueError(msg)
+
+
+def upload_bytes(arrays: Sequence[npt.NDArray[Any]]) -> int:
+    """Bytes that `upload` needs for arrays of these shapes and types."""
+    return sum(map(_aligned_bytes, arrays))
+
+
+def upload(
+    arrays: Sequence[npt.NDArray[Any]], device: torch.device, out: torch.Tensor | None = None
+) -> list[torch.Tensor]:
     """Bring arrays to a device, in one copy.
 
     Args:
         arrays: Of any shapes and numeric types. On a CPU the results share their memory, so they
-            must not change while those are used.
+            must not change while those are used, unless there is an ``out``.
         device: Where the results are.
+        out: ``[>= upload_bytes(arrays)]`` uint8 there, for the results to lie in: those of arrays
+            of the same shapes and types always lie at the same places.
 
     Returns:
         A tensor for each array, of its shape and type.
@@ -65,14 +81,22 @@ def upload(arrays: Sequence[npt.NDArray[Any]], device: torch.device) -> list[tor
         [0, 1, 2]
     """
     tensors = [torch.from_numpy(array) for array in arrays]
-    if device.type == "cpu":
+    if device.type == "cpu" and out is None:
         return tensors
-    sizes = [-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays]
+    sizes = [_aligned_bytes(array) for array in arrays]
     staged = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=device.type == "cuda")
     for part, array in zip(torch.split(staged, sizes), arrays, strict=True):
         part.numpy()[: array.nbytes] = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
-    parts = torch.split(staged.to(device, non_blocking=True), sizes)
+    if out is None:
+        sent = staged.to(device, non_blocking=True)
+    else:
+        sent = out[: len(staged)].copy_(staged, non_blocking=True)
+    parts = torch.split(sent, sizes)
     return [
         part[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
         for part, tensor in zip(parts, tensors, strict=True)
     ]
+
+
+def _aligned_bytes(array: npt.NDArray[Any]) -> int:
+    return -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
