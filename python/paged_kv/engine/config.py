@@ -6,9 +6,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from paged_kv.engine.device import check_device
+from paged_kv.engine.decode_graphs import default_graph_sizes
+from paged_kv.engine.device import check_cuda_graphs, check_device
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paged_kv.engine.request_queue import SchedulingPolicy
 
 __all__ = ["EngineConfig"]
@@ -56,6 +59,12 @@ class EngineConfig:
         batch_invariant: The same bits for a request, whatever else is in a batch, whether its
             prefix was cached, cut into chunks, or preempted. Slower where products with weights
             are torch's (docs/engine.md).
+        cuda_graphs: Capture steps in which each request has one token as CUDA graphs, when the
+            engine is made. For ``device="cuda"`` only; off by default, as it has not run on a GPU
+            yet (docs/engine.md).
+        cuda_graph_sizes: Batch sizes to capture; a smaller batch is padded to the next, a larger
+            one than all of them runs without a graph. ``None``: up to ``max_num_seqs``
+            (:func:`~paged_kv.engine.decode_graphs.default_graph_sizes`).
         max_model_len: Most tokens of a request, prompt and output together; ``None``: the model's
             own limit, or what the pool holds if that is less.
         seed: Seeds of requests that give none are drawn from this one.
@@ -82,6 +91,8 @@ class EngineConfig:
     preemption_mode: Literal["recompute", "swap"] = "recompute"
     swap_space_bytes: int = 2**30
     batch_invariant: bool = False
+    cuda_graphs: bool = False
+    cuda_graph_sizes: Sequence[int] | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -111,6 +122,7 @@ class EngineConfig:
         check_device(self.device)
         self._check_memory()
         self._check_scheduling()
+        self._check_graphs()
         if not -(2**63) <= self.seed < 2**64:
             msg = f"seed must be in [-2**63, 2**64), got {self.seed}"
             raise ValueError(msg)
@@ -119,6 +131,32 @@ class EngineConfig:
     def usable_swap_space_bytes(self) -> int:
         """`swap_space_bytes`; 0 if nothing is swapped."""
         return self.swap_space_bytes if self.preemption_mode == "swap" else 0
+
+    @property
+    def decode_graph_sizes(self) -> tuple[int, ...]:
+        """Batch sizes to capture, in increasing order; none without `cuda_graphs`."""
+        if not self.cuda_graphs:
+            return ()
+        if self.cuda_graph_sizes is None:
+            return default_graph_sizes(self.max_num_seqs)
+        return tuple(sorted(set(self.cuda_graph_sizes)))
+
+    def _check_graphs(self) -> None:
+        if self.cuda_graphs:
+            check_cuda_graphs(self.device)
+        if self.cuda_graph_sizes is None:
+            return
+        if not self.cuda_graphs:
+            msg = "cuda_graph_sizes needs cuda_graphs"
+            raise ValueError(msg)
+        if not self.cuda_graph_sizes:
+            msg = "cuda_graph_sizes must have at least one size"
+            raise ValueError(msg)
+        for size in self.cuda_graph_sizes:
+            _check_integer("cuda_graph_sizes", size)
+            if not 1 <= size <= self.max_num_seqs:
+                msg = f"cuda_graph_sizes must be in [1, max_num_seqs = {self.max_num_seqs}], "
+                raise ValueError(msg + f"got {size}")
 
     def _check_memory(self) -> None:
         if self.kv_cache_memory_bytes is not None:

@@ -87,6 +87,11 @@ class InputBatch:
         return len(self._requests)
 
     @property
+    def max_model_len(self) -> int:
+        """Most tokens of a request."""
+        return self.token_ids.shape[1]
+
+    @property
     def num_free_rows(self) -> int:
         """Requests that can still be added."""
         return len(self._free_rows)

@@ -149,6 +149,7 @@ class LLMEngine:
             self._batch,
             device=device,
             batch_invariant=config.batch_invariant,
+            decode_graph_sizes=config.decode_graph_sizes,
         )
         self.stats = EngineStats()
         self._sampler = Sampler()
@@ -352,8 +353,7 @@ class LLMEngine:
             end = min(ends[i], begin + logprobs.num_missing_rows)
             for rows in torch.split(hidden[begin:end], _LOGPROB_ROWS):
                 if len(rows):
-                    logits = self.model_runner.compute_logits(rows)
-                    logprobs.append(logprobs.next_position, logits)
+                    logprobs.append(logprobs.next_position, self.model_runner.compute_logits(rows))
 
     def _finish(self, state: RequestState) -> RequestOutput:
         del self._states[state.request_id]

@@ -11,15 +11,24 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
+from paged_kv.engine.decode_graphs import DecodeGraphs
 from paged_kv.engine.memory import total_memory_bytes, used_memory_bytes
 from paged_kv.kv_cache import KVCache, kv_cache_dtype_str_to_dtype
 from paged_kv.metadata import AttentionMetadata
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from paged_kv.engine.config import EngineConfig
+    from paged_kv.engine.step_inputs import StepTensors
     from paged_kv.models import DecoderForCausalLM, LoadedModel
 
-__all__ = ["choose_kv_cache_bytes", "measure_step_bytes", "profile_kv_cache_bytes"]
+__all__ = [
+    "choose_kv_cache_bytes",
+    "measure_graph_bytes",
+    "measure_step_bytes",
+    "profile_kv_cache_bytes",
+]
 
 
 def choose_kv_cache_bytes(loaded: LoadedModel, config: EngineConfig) -> int | None:
@@ -38,12 +47,13 @@ def profile_kv_cache_bytes(loaded: LoadedModel, config: EngineConfig) -> int:
 
     Returns:
         That share of the device's memory, less what the process has now, less what a step of full
-        size takes (:func:`measure_step_bytes`), less the swap space if that is on the device.
+        size takes (:func:`measure_step_bytes`), less the graphs of decode steps
+        (:func:`measure_graph_bytes`), less the swap space if that is on the device.
 
     Raises:
         ValueError: Nothing is left.
 
-    Cost: Two steps of full size.
+    Cost: Two steps of full size, and the capture of all graphs.
 
     Source:
         vLLM 0.32 ``v1/worker/gpu_worker.py::Worker.determine_available_memory``.
@@ -52,17 +62,18 @@ def profile_kv_cache_bytes(loaded: LoadedModel, config: EngineConfig) -> int:
         msg = "memory_utilization must be set"
         raise ValueError(msg)
     step_bytes = measure_step_bytes(loaded, config)
+    graph_bytes = measure_graph_bytes(loaded, config)
     budget = int(total_memory_bytes(config.device) * config.memory_utilization)
     used_bytes = used_memory_bytes(config.device)
     # The swap space is the host's memory.
     swap_bytes = config.usable_swap_space_bytes if config.device == "cpu" else 0
-    num_bytes = budget - used_bytes - step_bytes - swap_bytes
+    num_bytes = budget - used_bytes - step_bytes - graph_bytes - swap_bytes
     if num_bytes <= 0:
         msg = (
             f"memory_utilization {config.memory_utilization} is {budget >> 20} MiB: model and "
             f"process take {used_bytes >> 20}, a step of {config.max_num_batched_tokens} "
-            f"tokens {step_bytes >> 20}, the swap space {swap_bytes >> 20}, which leaves nothing "
-            "for the cache"
+            f"tokens {step_bytes >> 20}, CUDA graphs {graph_bytes >> 20}, the swap space "
+            f"{swap_bytes >> 20}, which leaves nothing for the cache"
         )
         raise ValueError(msg)
     return num_bytes
@@ -89,6 +100,55 @@ def measure_step_bytes(loaded: LoadedModel, config: EngineConfig) -> int:
     return max(_peak_memory_bytes() - before, 0)
 
 
+@torch.inference_mode()
+def measure_graph_bytes(loaded: LoadedModel, config: EngineConfig) -> int:
+    """Memory that the graphs of decode steps keep; 0 if the configuration has none.
+
+    Captures them all, with a cache of one block, and gives their memory back.
+
+    Source:
+        vLLM 0.32 ``v1/worker/gpu/cudagraph_utils.py::profile_cudagraph_memory`` (which captures
+        some of them).
+    """
+    sizes = config.decode_graph_sizes
+    if not sizes:
+        return 0
+    model, caches = loaded.model, _dummy_caches(loaded, config)
+    device, dtype = torch.device(config.device), next(model.parameters()).dtype
+
+    def forward(step: StepTensors) -> Tensor:
+        num_seqs = len(step.rows)
+        metadata = AttentionMetadata(
+            query_start_loc=step.query_start_loc,
+            seq_lens=step.seq_lens,
+            block_tables=torch.zeros(num_seqs, 1, dtype=torch.int32, device=device),
+            slot_mapping=torch.full((num_seqs,), -1, dtype=torch.int64, device=device),
+            max_query_len=1,
+            max_seq_len=config.block_size,
+        )
+        hidden: Tensor = model(step.input_ids, step.positions, caches, [metadata] * len(caches))
+        return hidden
+
+    before = used_memory_bytes(config.device)
+    hidden = torch.zeros(sizes[-1], loaded.config.hidden_size, dtype=dtype, device=device)
+    graphs = DecodeGraphs(forward, sizes, hidden)
+    num_bytes = used_memory_bytes(config.device) - before
+    del graphs
+    return max(num_bytes, 0)
+
+
+def _dummy_caches(loaded: LoadedModel, config: EngineConfig) -> list[KVCache]:
+    """A cache of one block, the same for each layer."""
+    device = torch.device(config.device)
+    dtype = next(loaded.model.parameters()).dtype
+    cache_dtype = kv_cache_dtype_str_to_dtype(config.kv_cache_dtype, dtype)
+    shape = (1, config.block_size, loaded.config.num_kv_heads, loaded.config.head_size)
+    block = torch.zeros(shape, dtype=cache_dtype, device=device)
+    one = torch.ones(1, device=device)
+    cache = KVCache(block, block, config.kv_cache_dtype, one, one)
+    return [cache] * loaded.config.num_layers
+
+
 class _DummyStep:
     """A step whose sequences all lie in the null block."""
 
@@ -112,14 +172,8 @@ class _DummyStep:
             max_query_len=max(self._query_lens),
             max_seq_len=max(self._query_lens),
         )
-        dtype = next(loaded.model.parameters()).dtype
-        cache_dtype = kv_cache_dtype_str_to_dtype(config.kv_cache_dtype, dtype)
-        shape = (1, config.block_size, loaded.config.num_kv_heads, loaded.config.head_size)
-        block = torch.zeros(shape, dtype=cache_dtype, device=device)
-        one = torch.ones(1, device=device)
-        num_layers = loaded.config.num_layers
-        self._caches = [KVCache(block, block, config.kv_cache_dtype, one, one)] * num_layers
-        self._metadata = [metadata] * num_layers
+        self._caches = _dummy_caches(loaded, config)
+        self._metadata = [metadata] * len(self._caches)
 
     def run(self) -> None:
         hidden = self._model(self._input_ids, self._positions, self._caches, self._metadata)

@@ -3,24 +3,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from paged_kv.engine.device import upload
+from paged_kv.engine.decode_graphs import DecodeGraphs
+from paged_kv.engine.step_inputs import StepArrays
 from paged_kv.metadata import AttentionMetadata
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy.typing as npt
     from torch import Tensor
 
     from paged_kv._core import KVCacheConfig
     from paged_kv.engine.cache_engine import CacheEngine
     from paged_kv.engine.input_batch import InputBatch
     from paged_kv.engine.scheduler_output import SchedulerOutput
+    from paged_kv.engine.step_inputs import StepTensors
     from paged_kv.models import DecoderForCausalLM
 
 __all__ = ["ModelRunner"]
@@ -42,6 +44,8 @@ class ModelRunner:
         device: Where the model, the caches and the block tables are.
         batch_invariant: See `DecoderForCausalLM.set_batch_invariant`. Set before each pass, as
             engines may share a model.
+        decode_graph_sizes: Batch sizes, in increasing order, that the pass is captured for where
+            each request has one token (`DecodeGraphs`); none: it never is.
 
     Source:
         vLLM 0.32 ``v1/worker/gpu_model_runner.py::GPUModelRunner`` (names).
@@ -57,6 +61,7 @@ class ModelRunner:
         *,
         device: torch.device,
         batch_invariant: bool = False,
+        decode_graph_sizes: Sequence[int] = (),
     ) -> None:
         self._model = model
         self._device = device
@@ -70,6 +75,9 @@ class ModelRunner:
         }
         self._kv_caches = [cache_engine.kv_caches[name] for name in layer_names]
         self._group_of_layer = [group_of[name] for name in layer_names]
+        self._decode_graphs: DecodeGraphs | None = None
+        if decode_graph_sizes:
+            self._capture_decode_steps(decode_graph_sizes)
 
     @torch.inference_mode()
     def execute_model(self, output: SchedulerOutput) -> Tensor:
@@ -80,58 +88,79 @@ class ModelRunner:
 
         Returns:
             ``[num_tokens, hidden_size]``, the hidden state of each token, request after request;
-            no row if the step has no tokens.
+            no row if the step has no tokens. The next call may overwrite it.
         """
         self._cache_engine.swap_out(output.blocks_to_swap_out)
         self._cache_engine.swap_in(output.blocks_to_swap_in)
         if not output.requests:
             return torch.empty(0, self._model.config.hidden_size, device=self._device)
-        if self._model.batch_invariant != self._batch_invariant:
-            self._model.set_batch_invariant(self._batch_invariant)
-        seq_lens = (output.num_computed_tokens + output.num_scheduled_tokens).astype(np.int32)
-        input_ids, positions, query_start_loc, rows, seq_lens_tensor = upload(
-            [*self._lay_out_tokens(output), output.rows, seq_lens], self._device
+        self._set_batch_invariant()
+        self._batch.block_tables.apply_staged_writes()
+        step = self._lay_out_tokens(output)
+        if self._decode_graphs is not None and self._decode_graphs.fits(step):
+            return self._decode_graphs.run(step)
+        return self._forward(
+            step.to_device(self._device),
+            max_query_len=int(output.num_scheduled_tokens.max()),
+            max_seq_len=int(step.seq_lens.max()),
         )
-        block_tables, slots = self._locate_tokens(rows, query_start_loc, positions)
-        metadata = [
-            AttentionMetadata(
-                query_start_loc=query_start_loc,
-                seq_lens=seq_lens_tensor,
-                block_tables=block_table,
-                slot_mapping=slot_mapping,
-                max_query_len=int(output.num_scheduled_tokens.max()),
-                max_seq_len=int(seq_lens.max()),
-            )
-            for block_table, slot_mapping in zip(block_tables, slots, strict=True)
-        ]
-        per_layer = [metadata[group] for group in self._group_of_layer]
-        hidden: Tensor = self._model(input_ids, positions, self._kv_caches, per_layer)
-        return hidden
 
     @torch.inference_mode()
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Score every token of the vocabulary: ``[n, hidden_size]`` to ``[n, vocab_size]``."""
         return self._model.compute_logits(hidden)
 
-    def _lay_out_tokens(self, output: SchedulerOutput) -> tuple[npt.NDArray[Any], ...]:
-        """Ids and positions of the step's tokens, and where each request begins."""
+    @torch.inference_mode()
+    def _capture_decode_steps(self, sizes: Sequence[int]) -> None:
+        weights = [*self._model.parameters(), *self._model.buffers()]
+        # A graph reads them where they are now: that memory is theirs even if the model is moved.
+        self._captured_weights = [weight.detach() for weight in weights]
+        hidden = torch.zeros(
+            sizes[-1], self._model.config.hidden_size, dtype=weights[0].dtype, device=self._device
+        )
+        self._set_batch_invariant()
+        # Nothing of a graph may depend on the lengths of one step.
+        forward = partial(self._forward, max_query_len=1, max_seq_len=self._batch.max_model_len)
+        self._decode_graphs = DecodeGraphs(forward, sizes, hidden)
+
+    def _set_batch_invariant(self) -> None:
+        if self._model.batch_invariant != self._batch_invariant:
+            self._model.set_batch_invariant(self._batch_invariant)
+
+    def _lay_out_tokens(self, output: SchedulerOutput) -> StepArrays:
+        """The step's tokens, and where each request begins."""
         rows, counts = output.rows, output.num_scheduled_tokens
         query_start_loc = np.zeros(len(rows) + 1, np.int32)
         np.cumsum(counts, out=query_start_loc[1:])
-        positions: npt.NDArray[np.int64] = output.num_computed_tokens
+        positions = output.num_computed_tokens
         if query_start_loc[-1] != len(rows):  # not one token each
             offsets = output.num_computed_tokens - query_start_loc[:-1]
             rows = np.repeat(rows, counts)
             positions = np.arange(len(rows)) + np.repeat(offsets, counts)
         input_ids = self._batch.token_ids[rows, positions].astype(np.int64)
-        return input_ids, positions, query_start_loc
+        seq_lens = (output.num_computed_tokens + counts).astype(np.int32)
+        return StepArrays(input_ids, positions, query_start_loc, output.rows, seq_lens)
 
-    def _locate_tokens(
-        self, rows: Tensor, query_start_loc: Tensor, positions: Tensor
-    ) -> tuple[tuple[Tensor, ...], Tensor]:
+    def _forward(self, step: StepTensors, *, max_query_len: int, max_seq_len: int) -> Tensor:
+        """Run the model over tokens whose block tables are on the device."""
+        metadata = [
+            AttentionMetadata(
+                query_start_loc=step.query_start_loc,
+                seq_lens=step.seq_lens,
+                block_tables=block_table,
+                slot_mapping=slot_mapping,
+                max_query_len=max_query_len,
+                max_seq_len=max_seq_len,
+            )
+            for block_table, slot_mapping in zip(*self._locate_tokens(step), strict=True)
+        ]
+        per_layer = [metadata[group] for group in self._group_of_layer]
+        hidden: Tensor = self._model(step.input_ids, step.positions, self._kv_caches, per_layer)
+        return hidden
+
+    def _locate_tokens(self, step: StepTensors) -> tuple[tuple[Tensor, ...], Tensor]:
         """The block tables of the step's requests and the slots of its tokens, by group."""
-        tables = self._batch.block_tables
-        tables.apply_staged_writes()
+        tables, (_, positions, query_start_loc, rows, _) = self._batch.block_tables, step
         block_tables = tables.gather_block_tables(rows, len(rows))
         slots = tables.compute_slot_mappings(rows, query_start_loc, positions, len(positions))
         return block_tables, slots
