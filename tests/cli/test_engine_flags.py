@@ -77,6 +77,12 @@ def test_scales_of_chat_prompts_are_those_of_the_templated_text(model, generate,
     assert paths[0].read_text() == paths[1].read_text()
 
 
+@pytest.mark.parametrize("command", [["generate", "--prompt", "hello"], ["chat"]])
+def test_cuda_graphs_need_a_gpu(command, model, capsys):
+    assert main([*command, "--model", str(model), "--cuda-graphs"]) == 2
+    assert "cuda_graphs needs device cuda, got 'cpu'" in capsys.readouterr().err
+
+
 def test_chat_takes_scales_from_a_file(model, tmp_path, capsys, monkeypatch):
     path = tmp_path / "scales.json"
     names = [f"model.layers.{i}.self_attn" for i in range(2)]

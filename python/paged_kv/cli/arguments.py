@@ -25,7 +25,7 @@ def num_bytes(text: str) -> int:
 
 
 def add_model_argument(parser: argparse.ArgumentParser) -> None:
-    """``--model`` and ``--device``."""
+    """``--model``, ``--device`` and ``--cuda-graphs``."""
     parser.add_argument(
         "--model",
         required=True,
@@ -34,6 +34,11 @@ def add_model_argument(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--device", default="cpu", metavar="D", help="cpu (default), cuda or cuda:N"
+    )
+    parser.add_argument(
+        "--cuda-graphs",
+        action="store_true",
+        help="on cuda: replay decode steps as graphs; not tried on a GPU yet",
     )
 
 

@@ -50,6 +50,7 @@ def engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
         kv_scales = load_kv_scales(arguments.kv_scales)
     return {
         "device": arguments.device,
+        "cuda_graphs": arguments.cuda_graphs,
         "dtype": arguments.dtype,
         "kv_cache_dtype": arguments.kv_cache_dtype,
         "kv_scales": kv_scales,
