@@ -9,19 +9,20 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
+// Keys of a tile that its kv heads go over in turn. Caches have a token's heads side by side: few
+// tokens at a time, all heads of them, are read nearly as fast as memory in order, and lie in the
+// second-level cache until the last head has used the lines that it shares with the others.
+constexpr std::int64_t kStripKeys = 8;
+static_assert(kTileKeys % kStripKeys == 0);
+
 // Positions as columns of the tile that begins at `tile_begin`; may be empty.
 [[nodiscard]] KeyRange columns_of(KeyRange positions, std::int64_t tile_begin) noexcept {
   return {std::clamp<std::int64_t>(positions.begin - tile_begin, 0, kTileKeys),
           std::clamp<std::int64_t>(positions.end - tile_begin, 0, kTileKeys)};
 }
 
-// The kernel of `rows` fetches others, of the same or the next tile.
-void fetch_meanwhile(TokenRows& rows, const void* const* others, std::int64_t count,
-                     ElementType type) noexcept {
-  if (others == nullptr) return;
-  rows.next_rows = others;
-  rows.next_count = count;
-  rows.next_element_size = element_size(type);
+[[nodiscard]] KeyRange common(KeyRange a, KeyRange b) noexcept {
+  return {std::max(a.begin, b.begin), std::min(a.end, b.end)};
 }
 
 [[nodiscard]] bool equal(KeyRange a, KeyRange b) { return a.begin == b.begin && a.end == b.end; }
@@ -112,38 +113,72 @@ void AttentionTile::clear(AttentionRow* rows) const noexcept {
 }
 
 void AttentionTile::run_split(KeyRange split, AttentionRow* rows) {
-  const std::int64_t rows_per_head = tile_.num_queries * group_size_;
   std::int64_t tile_begin = split.begin / kTileKeys * kTileKeys;
   for (; tile_begin < split.end; tile_begin += kTileKeys) {
     set_columns(tile_begin);
-    for (std::int64_t h = 0; h < tile_.num_kv_heads; ++h) {
-      run_head(tile_.kv_head_begin + h, tile_begin, h * rows_per_head, (h + 1) * rows_per_head,
-               rows);
-    }
+    run_tile(tile_begin, rows);
   }
 }
 
-void AttentionTile::run_head(std::int64_t kv_head, std::int64_t tile_begin, std::int64_t first,
-                             std::int64_t last, AttentionRow* rows) {
+void AttentionTile::run_tile(std::int64_t tile_begin, AttentionRow* rows) {
   const KeyRange columns = columns_of(seen_, tile_begin);
-  keys_.turn_to(tile_begin, columns, kv_head);
-  values_.turn_to(tile_begin, columns, kv_head);
+  keys_.turn_to(tile_begin, columns);
+  values_.turn_to(tile_begin, columns);
+  const Strip first = first_strip(columns);
+  for (Strip strip = first; !strip.columns.empty();) {
+    const Strip next = strip_after(strip, columns);
+    TokenRows keys = keys_.rows(strip.columns, kv_head(strip));
+    if (next.columns.empty()) {
+      fetch_meanwhile(keys, values_.places(first.columns, kv_head(first)), first.columns);
+    } else {
+      fetch_meanwhile(keys, keys_.places(next.columns, kv_head(next)), next.columns);
+    }
+    multiply_keys(keys, first_row(strip.head), first_row(strip.head + 1));
+    strip = next;
+  }
 
-  TokenRows keys = keys_.rows();
-  fetch_meanwhile(keys, values_.places(), columns.end, params_.cache_type);
-  multiply_keys(keys, first, last);
+  for (std::int64_t head = 0; head < tile_.num_kv_heads; ++head) {
+    const float unit = kernels_.unit[static_cast<int>(params_.cache_type)];
+    const float scale = params_.scale * params_.key.scale_of(tile_.kv_head_begin + head) * unit;
+    softmax(tile_begin, scale, first_row(head), first_row(head + 1), rows);
+  }
 
-  const float unit = kernels_.unit[static_cast<int>(params_.cache_type)];
-  softmax(tile_begin, params_.scale * params_.key.scale_of(kv_head) * unit, first, last, rows);
-
-  TokenRows values = values_.rows();
-  const bool is_last_head = last == num_rows_;
-  const std::int64_t next_tile = is_last_head ? tile_begin + kTileKeys : tile_begin;
-  const std::int64_t next_head = is_last_head ? tile_.kv_head_begin : kv_head + 1;
+  const std::int64_t next_tile = tile_begin + kTileKeys;
   const KeyRange next_columns = columns_of(seen_, next_tile);
-  fetch_meanwhile(values, keys_.next_places(next_tile, next_columns, next_head), next_columns.end,
-                  params_.cache_type);
-  add_values(values, tile_begin, first, last, rows);
+  const Strip first_of_next = first_strip(next_columns);
+  for (Strip strip = first; !strip.columns.empty();) {
+    const Strip next = strip_after(strip, columns);
+    TokenRows values = values_.rows(strip.columns, kv_head(strip));
+    if (next.columns.empty()) {
+      const KeyRange fetched = first_of_next.columns;
+      fetch_meanwhile(
+          values, keys_.places_of_next(next_tile, next_columns, fetched, kv_head(first)), fetched);
+    } else {
+      fetch_meanwhile(values, values_.places(next.columns, kv_head(next)), next.columns);
+    }
+    add_values(values, tile_begin, first_row(strip.head), first_row(strip.head + 1), rows);
+    strip = next;
+  }
+}
+
+AttentionTile::Strip AttentionTile::first_strip(KeyRange columns) const noexcept {
+  const std::int64_t size = tile_.num_kv_heads == 1 ? kTileKeys : kStripKeys;
+  const std::int64_t end = (columns.begin / size + 1) * size;
+  return {{columns.begin, std::min(end, columns.end)}, 0};
+}
+
+AttentionTile::Strip AttentionTile::strip_after(const Strip& strip,
+                                                KeyRange columns) const noexcept {
+  if (strip.head + 1 < tile_.num_kv_heads) return {strip.columns, strip.head + 1};
+  return first_strip({strip.columns.end, columns.end});
+}
+
+void AttentionTile::fetch_meanwhile(TokenRows& rows, const void* const* places,
+                                    KeyRange columns) const noexcept {
+  if (places == nullptr) return;
+  rows.next_rows = places;
+  rows.next_count = columns.end - columns.begin;
+  rows.next_element_size = element_size(params_.cache_type);
 }
 
 void AttentionTile::set_columns(std::int64_t tile_begin) noexcept {
@@ -153,24 +188,25 @@ void AttentionTile::set_columns(std::int64_t tile_begin) noexcept {
 }
 
 KeyRange AttentionTile::common_columns(std::int64_t first, std::int64_t last) const noexcept {
-  KeyRange common{0, kTileKeys};
+  KeyRange range{0, kTileKeys};
   for (std::int64_t r = first; r < last; ++r) {
-    const KeyRange columns = queries_[r].columns;
-    common = {std::max(common.begin, columns.begin), std::min(common.end, columns.end)};
+    range = common(range, queries_[r].columns);
   }
-  return common;
+  return range;
 }
 
 // All rows at once if they see the same keys, else by halves, each with its own.
 void AttentionTile::multiply_keys(TokenRows keys, std::int64_t first, std::int64_t last) {
   constexpr std::int64_t kMinRows = 8;
+  const KeyRange strip{keys.begin, keys.end};
   KeyRange all{kTileKeys, 0};
   for (std::int64_t r = first; r < last; ++r) {
     const KeyRange columns = queries_[r].columns;
     all = {std::min(all.begin, columns.begin), std::max(all.end, columns.end)};
   }
+  all = common(all, strip);
   if (all.empty()) return;
-  if (equal(all, common_columns(first, last)) || last - first <= kMinRows) {
+  if (equal(all, common(strip, common_columns(first, last))) || last - first <= kMinRows) {
     keys.begin = all.begin;
     keys.end = all.end;
     kernels_.multiply_keys[keys_.type()](
@@ -240,9 +276,10 @@ void AttentionTile::add_values(const TokenRows& values, std::int64_t tile_begin,
 
 void AttentionTile::add_to_rows(TokenRows values, KeyRange columns, std::int64_t first,
                                 std::int64_t last, AttentionRow* rows) {
-  if (columns.empty()) return;
-  values.begin = columns.begin;
-  values.end = columns.end;
+  const KeyRange added = common({values.begin, values.end}, columns);
+  if (added.empty()) return;
+  values.begin = added.begin;
+  values.end = added.end;
   kernels_.add_values[values_.type()](logits(first), values,
                                       {rows[first].output, padded_size_, last - first});
 }
@@ -251,19 +288,19 @@ void AttentionTile::add_to_rows(TokenRows values, KeyRange columns, std::int64_t
 // Each row's columns still come in order.
 void AttentionTile::add_to_few_rows(const TokenRows& values, std::int64_t first, std::int64_t last,
                                     AttentionRow* rows) {
-  const KeyRange common = common_columns(first, last);
-  if (common.empty()) {
+  const KeyRange shared = common_columns(first, last);
+  if (shared.empty()) {
     for (std::int64_t r = first; r < last; ++r) {
       add_to_rows(values, queries_[r].columns, r, r + 1, rows);
     }
     return;
   }
   for (std::int64_t r = first; r < last; ++r) {
-    add_to_rows(values, {queries_[r].columns.begin, common.begin}, r, r + 1, rows);
+    add_to_rows(values, {queries_[r].columns.begin, shared.begin}, r, r + 1, rows);
   }
-  add_to_rows(values, common, first, last, rows);
+  add_to_rows(values, shared, first, last, rows);
   for (std::int64_t r = first; r < last; ++r) {
-    add_to_rows(values, {common.end, queries_[r].columns.end}, r, r + 1, rows);
+    add_to_rows(values, {shared.end, queries_[r].columns.end}, r, r + 1, rows);
   }
 }
 

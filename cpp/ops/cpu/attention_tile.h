@@ -85,15 +85,31 @@ class AttentionTile {
     std::int64_t sparse_offset;
   };
 
+  // Some columns of a tile, of one of its kv heads.
+  struct Strip {
+    KeyRange columns;
+    std::int64_t head;  // 0 = first of the tile
+  };
+
+  [[nodiscard]] std::int64_t kv_head(const Strip& strip) const noexcept {
+    return tile_.kv_head_begin + strip.head;
+  }
+  // Rows of the tile's head.
+  [[nodiscard]] std::int64_t first_row(std::int64_t head) const noexcept {
+    return head * tile_.num_queries * group_size_;
+  }
   [[nodiscard]] float* logits(std::int64_t r) noexcept { return logits_ + r * kTileKeys; }
 
   void begin_queries(const QueryTile& tile, KeyRange keys);
   void clear(AttentionRow* rows) const noexcept;
   // All tiles of keys of one split, into `rows`.
   void run_split(KeyRange split, AttentionRow* rows);
-  // One kv head's rows [first, last) against a tile of keys.
-  void run_head(std::int64_t kv_head, std::int64_t tile_begin, std::int64_t first,
-                std::int64_t last, AttentionRow* rows);
+  void run_tile(std::int64_t tile_begin, AttentionRow* rows);
+  [[nodiscard]] Strip first_strip(KeyRange columns) const noexcept;
+  // Its columns are empty after the last one.
+  [[nodiscard]] Strip strip_after(const Strip& strip, KeyRange columns) const noexcept;
+  // The kernel of `rows` fetches the places meanwhile; there may be none.
+  void fetch_meanwhile(TokenRows& rows, const void* const* places, KeyRange columns) const noexcept;
   void set_columns(std::int64_t tile_begin) noexcept;
   // Those that all rows [first, last) see; may be empty.
   [[nodiscard]] KeyRange common_columns(std::int64_t first, std::int64_t last) const noexcept;
@@ -101,9 +117,10 @@ class AttentionTile {
   void softmax(std::int64_t tile_begin, float scale, std::int64_t first, std::int64_t last,
                AttentionRow* rows);
   void mask_sparse(const Query& query, std::int64_t tile_begin, float* logits) const;
+  // The columns of `values` alone.
   void add_values(const TokenRows& values, std::int64_t tile_begin, std::int64_t first,
                   std::int64_t last, AttentionRow* rows);
-  // Rows [first, last) with the same columns.
+  // Rows [first, last), which all see the columns.
   void add_to_rows(TokenRows values, KeyRange columns, std::int64_t first, std::int64_t last,
                    AttentionRow* rows);
   void add_to_few_rows(const TokenRows& values, std::int64_t first, std::int64_t last,

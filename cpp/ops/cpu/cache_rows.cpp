@@ -60,36 +60,39 @@ void CacheRows::begin(std::int64_t seq, std::int64_t num_queries) {
   }
 }
 
-void CacheRows::turn_to(std::int64_t tile_begin, KeyRange columns, std::int64_t kv_head) {
-  columns_ = columns;
-  is_converted_ = false;
-  if (tile_begin != tile_begin_) {
-    if (tile_begin == next_tile_begin_) {
-      std::swap(tokens_, next_tokens_);
-      next_tile_begin_ = kNoTile;
-    } else {
-      locate(tile_begin, columns, tokens_);
-    }
-    tile_begin_ = tile_begin;
+void CacheRows::turn_to(std::int64_t tile_begin, KeyRange columns) {
+  if (tile_begin == tile_begin_) return;
+  if (tile_begin == next_tile_begin_) {
+    std::swap(tokens_, next_tokens_);
+    next_tile_begin_ = kNoTile;
+  } else {
+    locate(tile_begin, columns, tokens_);
   }
+  tile_begin_ = tile_begin;
+}
+
+TokenRows CacheRows::rows(KeyRange columns, std::int64_t kv_head) {
   add_head(tokens_, columns, kv_head, current_);
-}
-
-TokenRows CacheRows::rows() {
-  if (!in_place_ && !is_converted_) convert();
+  if (!in_place_) convert(columns);
   const void** rows = in_place_ ? current_ : converted_;
-  return {rows, columns_.begin, columns_.end, padded_size_, nullptr, 0, 0};
+  return {rows, columns.begin, columns.end, padded_size_, nullptr, 0, 0};
 }
 
-const void* const* CacheRows::next_places(std::int64_t tile_begin, KeyRange columns,
-                                          std::int64_t kv_head) {
+const void* const* CacheRows::places(KeyRange columns, std::int64_t kv_head) {
   if (!fetches_ahead() || columns.empty()) return nullptr;
-  if (tile_begin != tile_begin_ && tile_begin != next_tile_begin_) {
-    locate(tile_begin, columns, next_tokens_);
+  add_head(tokens_, columns, kv_head, next_);
+  return next_ + columns.begin;
+}
+
+const void* const* CacheRows::places_of_next(std::int64_t tile_begin, KeyRange all,
+                                             KeyRange columns, std::int64_t kv_head) {
+  if (!fetches_ahead() || columns.empty()) return nullptr;
+  if (tile_begin != next_tile_begin_) {
+    locate(tile_begin, all, next_tokens_);
     next_tile_begin_ = tile_begin;
   }
-  add_head(tile_begin == tile_begin_ ? tokens_ : next_tokens_, columns, kv_head, next_);
-  return next_;
+  add_head(next_tokens_, columns, kv_head, next_);
+  return next_ + columns.begin;
 }
 
 void CacheRows::locate(std::int64_t tile_begin, KeyRange columns, const std::byte** tokens) const {
@@ -110,18 +113,17 @@ void CacheRows::add_head(const std::byte* const* tokens, KeyRange columns, std::
   for (std::int64_t k = columns.begin; k < columns.end; ++k) rows[k] = tokens[k] + offset;
 }
 
-void CacheRows::convert() {
-  is_converted_ = true;
+void CacheRows::convert(KeyRange columns) {
   const AttentionKernels& kernels = *params_.kernels;
   if (form_ == ElementType::kHalf) {
     kernels.convert_to_half[type_](
-        {current_, columns_.begin, columns_.end, padded_size_, nullptr, 0, 0},
+        {current_, columns.begin, columns.end, padded_size_, nullptr, 0, 0},
         reinterpret_cast<std::uint16_t*>(copy_));
     return;
   }
   const std::int64_t size = params_.head_size;
   const std::int64_t tokens_at_once = access_ == Access::kTransposed ? kTransposedTokens : 1;
-  for (std::int64_t k = columns_.begin; k < columns_.end;) {
+  for (std::int64_t k = columns.begin; k < columns.end;) {
     float* target = copy_ + k * padded_size_;
     switch (access_) {
       case Access::kWholeVectors:

@@ -23,19 +23,19 @@ class CacheRows {
 
   // Turns to the tokens `columns` of the tile that begins at position `tile_begin`, a multiple of
   // kTileKeys. Touches no element.
-  void turn_to(std::int64_t tile_begin, KeyRange columns, std::int64_t kv_head);
+  void turn_to(std::int64_t tile_begin, KeyRange columns);
 
-  // Their rows, valid until the next turn_to(). type() is their index in the kernel tables.
-  [[nodiscard]] TokenRows rows();
+  // The rows of one kv head and of some of the columns turned to, valid until the next call.
+  [[nodiscard]] TokenRows rows(KeyRange columns, std::int64_t kv_head);
+  // Their index in the kernel tables.
   [[nodiscard]] int type() const noexcept { return static_cast<int>(form_); }
 
-  // Where the rows lie in the cache, if it is worth to fetch them ahead, else null.
-  [[nodiscard]] const void* const* places() const noexcept {
-    return fetches_ahead() ? current_ : nullptr;
-  }
-  // Of the rows that will be turned to next.
-  [[nodiscard]] const void* const* next_places(std::int64_t tile_begin, KeyRange columns,
-                                               std::int64_t kv_head);
+  // Where such rows lie in the cache, one pointer a column, valid until the next call; null if it
+  // is not worth to fetch them ahead.
+  [[nodiscard]] const void* const* places(KeyRange columns, std::int64_t kv_head);
+  // The same of columns of the tile that will be turned to next, with all its columns given.
+  [[nodiscard]] const void* const* places_of_next(std::int64_t tile_begin, KeyRange all,
+                                                  KeyRange columns, std::int64_t kv_head);
 
  private:
   // How the elements of a token lie.
@@ -56,7 +56,7 @@ class CacheRows {
   void locate(std::int64_t tile_begin, KeyRange columns, const std::byte** tokens) const;
   void add_head(const std::byte* const* tokens, KeyRange columns, std::int64_t kv_head,
                 const void** rows) const;
-  void convert();
+  void convert(KeyRange columns);
   void convert_strided(const void* source, float* target);
 
   const PagedAttentionParams& params_;
@@ -67,14 +67,12 @@ class CacheRows {
   std::int64_t seq_ = 0;
   ElementType form_ = ElementType::kFloat;  // of rows()
   bool in_place_ = false;                   // rows() lie in the cache
-  bool is_converted_ = false;               // else: rows() has converted those turned to
-  KeyRange columns_{};
   std::int64_t tile_begin_ = kNoTile;       // whose tokens are in tokens_
   std::int64_t next_tile_begin_ = kNoTile;  // and in next_tokens_
   const std::byte** tokens_;                // [kTileKeys], into the cache
   const std::byte** next_tokens_;
-  const void** current_;  // [kTileKeys], of the kv head turned to
-  const void** next_;
+  const void** current_;    // [kTileKeys], what rows() gave last
+  const void** next_;       // and places()
   const void** converted_;  // [kTileKeys], into copy_
   float* copy_;             // [kTileKeys, padded_size], or half of it as binary16
   std::byte* dense_row_;    // a row without its strides

@@ -12,22 +12,32 @@ namespace {
 
 // So many rows go over a tile of the weight at a time: both stay in the second-level cache.
 constexpr std::int64_t kRowsAtATime = 64;
+// Rows of the weight in a tile: whole blocks of multiply_keys(), and few enough that the next tile,
+// fetched meanwhile, is still in the second-level cache when its turn comes.
+constexpr std::int64_t kTileFeatures = 24;
+static_assert(kTileFeatures <= kTileKeys);
+// Fewer rows leave the weight to the processor's own prefetcher, which sees that it lies in order:
+// fetches of ours cost them more than they save.
+constexpr std::int64_t kMinRowsToFetch = 3;
 
 const void* element(const void* data, ElementType type, std::int64_t index) {
   return static_cast<const char*>(data) + index * element_size(type);
 }
 
-// Up to kTileKeys rows of the weight, as multiply_keys() takes them.
+// Some rows of the weight, as multiply_keys() takes them.
 class WeightTile {
  public:
-  WeightTile(const LinearParams& p, std::int64_t first_feature) : type_(p.weight_type) {
-    count_ = std::clamp<std::int64_t>(p.out_features - first_feature, 0, kTileKeys);
+  // The first rows of [first_feature, end_feature), none if that is empty.
+  WeightTile(const LinearParams& p, std::int64_t first_feature, std::int64_t end_feature)
+      : type_(p.weight_type),
+        first_feature_(first_feature),
+        count_(std::clamp<std::int64_t>(end_feature - first_feature, 0, kTileFeatures)) {
     for (std::int64_t i = 0; i < count_; ++i) {
       rows_[i] = element(p.weight, type_, (first_feature + i) * p.weight_stride);
     }
   }
 
-  // Copies the rows to `target`, [kTileKeys, in_features].
+  // Copies the rows to `target`, [kTileFeatures, in_features].
   void convert_to_float(const LinearParams& p, float* target) {
     for (std::int64_t i = 0; i < count_; ++i) {
       float* row = target + i * p.in_features;
@@ -38,25 +48,29 @@ class WeightTile {
   }
 
   [[nodiscard]] ElementType type() const noexcept { return type_; }
+  [[nodiscard]] std::int64_t first_feature() const noexcept { return first_feature_; }
+  [[nodiscard]] std::int64_t end_feature() const noexcept { return first_feature_ + count_; }
   [[nodiscard]] std::int64_t count() const noexcept { return count_; }
   [[nodiscard]] const void* const* rows() const noexcept { return rows_; }
 
  private:
   ElementType type_;
+  std::int64_t first_feature_;
   std::int64_t count_;
-  const void* rows_[kTileKeys];
+  const void* rows_[kTileFeatures];
 };
 
 // The memory of a call.
 struct Buffers {
-  float* x = nullptr;               // [num_rows, in_features], if x is not float32
-  float* converted_tile = nullptr;  // [num_workers, kTileKeys, in_features], if products need it
+  float* x = nullptr;  // [num_rows, in_features], if x is not float32
+  float* converted_tile =
+      nullptr;  // [num_workers, kTileFeatures, in_features], if products need it
 
   Buffers(const LinearParams& p, bool converts_tiles, std::int64_t num_workers,
           ScratchCutter& cutter) {
     if (p.x_type != ElementType::kFloat) x = cutter.take<float>(p.num_rows * p.in_features);
     if (converts_tiles) {
-      converted_tile = cutter.take<float>(num_workers * kTileKeys * p.in_features);
+      converted_tile = cutter.take<float>(num_workers * kTileFeatures * p.in_features);
     }
   }
 };
@@ -78,18 +92,18 @@ FloatRows float_rows(const LinearParams& p, float* buffer, const ThreadRunner& r
   return {buffer, p.in_features, p.num_rows};
 }
 
-// All rows times one tile of the weight. Nothing is fetched ahead: the weight lies in order, which
-// the processor's own prefetcher sees, and fetches of ours took 1.2 times as long at one row.
-void multiply_tile(const LinearParams& p, const FloatRows& x, std::int64_t first_feature,
-                   const WeightTile& tile) {
+// All rows times one tile of the weight; `next` is fetched meanwhile.
+void multiply_tile(const LinearParams& p, const FloatRows& x, const WeightTile& tile,
+                   const WeightTile& next) {
   alignas(64) float products[kRowsAtATime * kTileKeys];
   alignas(64) float bias[kTileKeys];
   if (p.bias != nullptr) {
     p.kernels->convert_row[static_cast<int>(p.bias_type)](
-        element(p.bias, p.bias_type, first_feature), tile.count(), bias);
+        element(p.bias, p.bias_type, tile.first_feature()), tile.count(), bias);
   }
   const auto multiply = p.kernels->multiply_keys[static_cast<int>(tile.type())];
   const auto store = p.kernels->store_row[static_cast<int>(p.out_type)];
+  const bool fetches = x.count >= kMinRowsToFetch;
   for (std::int64_t begin = 0; begin < x.count; begin += kRowsAtATime) {
     const std::int64_t count = std::min(x.count - begin, kRowsAtATime);
     multiply({x.data + begin * x.stride, x.stride, count},
@@ -97,14 +111,14 @@ void multiply_tile(const LinearParams& p, const FloatRows& x, std::int64_t first
               .begin = 0,
               .end = tile.count(),
               .size = p.in_features,
-              .next_rows = nullptr,
-              .next_count = 0,
-              .next_element_size = 0},
+              .next_rows = next.rows(),
+              .next_count = fetches && begin == 0 ? next.count() : 0,
+              .next_element_size = element_size(p.weight_type)},
              products);
     for (std::int64_t r = 0; r < count; ++r) {
       float* row = products + r * kTileKeys;
       for (std::int64_t i = 0; p.bias != nullptr && i < tile.count(); ++i) row[i] += bias[i];
-      const std::int64_t index = (begin + r) * p.out_stride + first_feature;
+      const std::int64_t index = (begin + r) * p.out_stride + tile.first_feature();
       store(row, 1.0f, tile.count(), static_cast<char*>(p.out) + index * element_size(p.out_type));
     }
   }
@@ -116,7 +130,7 @@ void linear(const LinearParams& params, const ThreadRunner& runner) {
   static thread_local Scratch scratch;
   const bool converts_tiles =
       params.kernels->multiply_keys[static_cast<int>(params.weight_type)] == nullptr;
-  const std::int64_t num_tiles = ceil_div(params.out_features, kTileKeys);
+  const std::int64_t num_tiles = ceil_div(params.out_features, kTileFeatures);
   const std::int64_t num_workers = std::min(num_tiles, runner.num_threads());
   ScratchCutter sizes(nullptr);
   (void)Buffers(params, converts_tiles, num_workers, sizes);
@@ -127,14 +141,17 @@ void linear(const LinearParams& params, const ThreadRunner& runner) {
   // Each worker reads one stretch of the weight.
   parallel_for(runner, num_workers, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t worker = begin; worker < end; ++worker) {
-      const std::int64_t last = (worker + 1) * num_tiles / num_workers;
-      for (std::int64_t i = worker * num_tiles / num_workers; i < last; ++i) {
-        WeightTile tile(params, i * kTileKeys);
+      const std::int64_t last_tile = (worker + 1) * num_tiles / num_workers;
+      const std::int64_t stretch_end = std::min(last_tile * kTileFeatures, params.out_features);
+      WeightTile next(params, worker * num_tiles / num_workers * kTileFeatures, stretch_end);
+      while (next.count() > 0) {
+        WeightTile tile = next;
+        next = WeightTile(params, tile.end_feature(), stretch_end);
         if (converts_tiles) {
-          tile.convert_to_float(params,
-                                buffers.converted_tile + worker * kTileKeys * params.in_features);
+          tile.convert_to_float(
+              params, buffers.converted_tile + worker * kTileFeatures * params.in_features);
         }
-        multiply_tile(params, x, i * kTileKeys, tile);
+        multiply_tile(params, x, tile, next);
       }
     }
   });

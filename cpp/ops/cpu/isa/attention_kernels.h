@@ -28,7 +28,8 @@ struct TokenRows {
   int64_t begin;
   int64_t end;
   int64_t size;
-  // Rows of as many elements that are used next, to be fetched into the cache meanwhile.
+  // Rows of as many elements that are used next, to be fetched into the cache meanwhile: with the
+  // i-th row read the i-th of them.
   const void* const* next_rows;  // [next_count]
   int64_t next_count;            // 0: none
   int64_t next_element_size;

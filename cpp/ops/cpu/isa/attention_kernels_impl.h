@@ -154,21 +154,56 @@ struct AttentionKernelsFor {
 
   // ---------------------------------------------------------------- the two products
 
-  [[gnu::always_inline]] static void prefetch_row(const TokenRows& tokens, int64_t k) {
-    if (k >= tokens.next_count) return;
-    const char* row = static_cast<const char*>(tokens.next_rows[k]);
-    const int64_t row_bytes = tokens.size * tokens.next_element_size;
-    for (int64_t b = 0; b < row_bytes; b += 64) __builtin_prefetch(row + b);
-    __builtin_prefetch(row + row_bytes - 1);
-  }
+  static constexpr int64_t kLineBytes = 64;
 
-  // The products of kRows queries and kKeys keys; each load of a key serves all queries.
-  template <ElementType kType, int kRows, int kKeys>
+  // What one of several passes over the keys fetches of the rows that come next: a stretch of each,
+  // a line every so many elements of a key. A processor has only a dozen or two of lines under way
+  // and stands still when it is asked for more, so fetches must be spread over the work.
+  struct RowFetcher {
+    const void* const* rows;
+    int64_t count;
+    int64_t begin, end;      // of the stretch, in bytes from the row's first
+    int64_t elements_apart;  // of the key
+    int64_t last_byte;       // of the row: rows that do not begin with a line end in one more
+
+    RowFetcher(const TokenRows& tokens, int64_t pass, int64_t num_passes)
+        : rows(tokens.next_rows), count(tokens.next_count), last_byte(-1) {
+      if (count == 0) return;
+      const int64_t row_bytes = tokens.size * tokens.next_element_size;
+      const int64_t num_lines = (row_bytes + kLineBytes - 1) / kLineBytes;
+      const int64_t stretch = (num_lines + num_passes - 1) / num_passes * kLineBytes;
+      begin = pass * stretch;
+      end = begin + stretch < row_bytes ? begin + stretch : row_bytes;
+      elements_apart = kLineBytes / tokens.next_element_size * num_passes;
+      if (end == row_bytes && begin < end) last_byte = row_bytes - 1;
+    }
+
+    [[gnu::always_inline]] void fetch(int64_t row, int64_t byte) const {
+      __builtin_prefetch(static_cast<const char*>(rows[row]) + byte);
+    }
+    void fetch_row(int64_t row) const {
+      for (int64_t byte = begin; byte < end; byte += kLineBytes) fetch(row, byte);
+      if (last_byte >= 0) fetch(row, last_byte);
+    }
+  };
+
+  // The products of kRows queries and kKeys keys; each load of a key serves all queries. Fetches
+  // `next` meanwhile, as many rows of it from `next_row` on.
+  template <ElementType kType, int kRows, int kKeys, bool kFetches>
   [[gnu::always_inline]] static void multiply_block(const float* query, int64_t query_stride,
                                                     const void* const* keys, int64_t size,
+                                                    const RowFetcher& next, int64_t next_row,
                                                     float* logits) {
     Vec sums[kRows][kKeys] = {};
+    int64_t next_byte = kFetches ? next.begin : 0;
+    int64_t fetch_at = kFetches && next.begin < next.end ? 0 : -1;
     for (int64_t d = 0; d < size; d += kLanes) {
+      if (kFetches && d == fetch_at) {
+#pragma GCC unroll 8
+        for (int k = 0; k < kKeys; ++k) next.fetch(next_row + k, next_byte);
+        next_byte += kLineBytes;
+        fetch_at = next_byte < next.end ? fetch_at + next.elements_apart : -1;
+      }
       Vec q[kRows];
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) q[r] = load(query + r * query_stride + d);
@@ -178,6 +213,9 @@ struct AttentionKernelsFor {
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) sums[r][k] = V::fma(q[r], key, sums[r][k]);
       }
+    }
+    if (kFetches && next.last_byte >= 0) {
+      for (int k = 0; k < kKeys; ++k) next.fetch(next_row + k, next.last_byte);
     }
     if constexpr (kKeys % 4 == 0) {
 #pragma GCC unroll 8
@@ -205,22 +243,40 @@ struct AttentionKernelsFor {
     }
   }
 
+  // As many keys of [begin, end) as there are in blocks of kKeys. Returns the first of the others.
+  template <ElementType kType, int kRows, int kKeys>
+  [[gnu::always_inline]] static int64_t multiply_some(const float* query, int64_t query_stride,
+                                                      const TokenRows& keys, int64_t begin,
+                                                      int64_t end, const RowFetcher& next,
+                                                      float* logits) {
+    int64_t k = begin;
+    for (; k + kKeys <= end && k + kKeys - keys.begin <= next.count; k += kKeys) {
+      multiply_block<kType, kRows, kKeys, true>(query, query_stride, keys.rows + k, keys.size, next,
+                                                k - keys.begin, logits + k);
+    }
+    for (; k + kKeys <= end; k += kKeys) {
+      for (int64_t i = k - keys.begin; i < k + kKeys - keys.begin && i < next.count; ++i) {
+        next.fetch_row(i);
+      }
+      multiply_block<kType, kRows, kKeys, false>(query, query_stride, keys.rows + k, keys.size,
+                                                 next, 0, logits + k);
+    }
+    return k;
+  }
+
   template <ElementType kType, int kRows>
   static void multiply_rows(const float* query, int64_t query_stride, const TokenRows& keys,
-                            int64_t begin, int64_t end, bool prefetch, float* logits) {
+                            int64_t begin, int64_t end, const RowFetcher& next, float* logits) {
     constexpr int kKeys = V::template keys_per_block<kRows>();
-    int64_t k = begin;
-    for (; k + kKeys <= end; k += kKeys) {
-      if (prefetch) {
-        for (int i = 0; i < kKeys; ++i) prefetch_row(keys, k + i);
-      }
-      multiply_block<kType, kRows, kKeys>(query, query_stride, keys.rows + k, keys.size,
-                                          logits + k);
+    int64_t k =
+        multiply_some<kType, kRows, kKeys>(query, query_stride, keys, begin, end, next, logits);
+    if constexpr (kKeys > 4) {
+      k = multiply_some<kType, kRows, 4>(query, query_stride, keys, k, end, next, logits);
     }
-    for (; k < end; ++k) {
-      if (prefetch) prefetch_row(keys, k);
-      multiply_block<kType, kRows, 1>(query, query_stride, keys.rows + k, keys.size, logits + k);
+    if constexpr (kKeys > 2) {
+      k = multiply_some<kType, kRows, 2>(query, query_stride, keys, k, end, next, logits);
     }
+    multiply_some<kType, kRows, 1>(query, query_stride, keys, k, end, next, logits);
   }
 
   template <ElementType kType>
@@ -230,27 +286,28 @@ struct AttentionKernelsFor {
     constexpr int64_t kBlockBytes = 16 * 1024, kUnit = 24;
     const int64_t fitting = kBlockBytes / (keys.size * element_size(kType));
     const int64_t step = fitting < kUnit ? kUnit : fitting / kUnit * kUnit;
+    const int64_t num_passes = (queries.count + 3) / 4;
     for (int64_t begin = keys.begin; begin < keys.end; begin += step) {
       const int64_t end = begin + step < keys.end ? begin + step : keys.end;
       for (int64_t row = 0; row < queries.count;) {
         const float* query = queries.data + row * queries.stride;
         float* out = logits + row * kTileKeys;
-        const bool prefetch = row == 0 && keys.next_count > 0;
+        const RowFetcher next(keys, row / 4, num_passes);
         switch (queries.count - row) {
           case 1:
-            multiply_rows<kType, 1>(query, queries.stride, keys, begin, end, prefetch, out);
+            multiply_rows<kType, 1>(query, queries.stride, keys, begin, end, next, out);
             row += 1;
             break;
           case 2:
-            multiply_rows<kType, 2>(query, queries.stride, keys, begin, end, prefetch, out);
+            multiply_rows<kType, 2>(query, queries.stride, keys, begin, end, next, out);
             row += 2;
             break;
           case 3:
-            multiply_rows<kType, 3>(query, queries.stride, keys, begin, end, prefetch, out);
+            multiply_rows<kType, 3>(query, queries.stride, keys, begin, end, next, out);
             row += 3;
             break;
           default:
-            multiply_rows<kType, 4>(query, queries.stride, keys, begin, end, prefetch, out);
+            multiply_rows<kType, 4>(query, queries.stride, keys, begin, end, next, out);
             row += 4;
         }
       }
@@ -263,10 +320,9 @@ struct AttentionKernelsFor {
   [[gnu::always_inline]] static void add_block(const float* weights, const TokenRows& values,
                                                int64_t d, float* output, int64_t output_stride,
                                                bool prefetch) {
-    constexpr int64_t kLine = 64;
     const int64_t next_begin = d * values.next_element_size;
     const int64_t next_bytes = kVecs * kLanes * values.next_element_size;
-    const int64_t next_count = prefetch && next_begin % kLine == 0 ? values.next_count : 0;
+    const int64_t next_count = prefetch && next_begin % kLineBytes == 0 ? values.next_count : 0;
     Vec sums[kRows][kVecs];
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
@@ -276,9 +332,10 @@ struct AttentionKernelsFor {
       }
     }
     for (int64_t k = values.begin; k < values.end; ++k) {
-      if (k < next_count) {
-        const char* next = static_cast<const char*>(values.next_rows[k]) + next_begin;
-        for (int64_t b = 0; b < next_bytes; b += kLine) __builtin_prefetch(next + b);
+      if (k - values.begin < next_count) {
+        const char* next =
+            static_cast<const char*>(values.next_rows[k - values.begin]) + next_begin;
+        for (int64_t b = 0; b < next_bytes; b += kLineBytes) __builtin_prefetch(next + b);
       }
       Vec weight[kRows];
 #pragma GCC unroll 8
