@@ -183,6 +183,24 @@ TEST(FailingManagerAllocation, ARefusedRequestIsForgotten) {
   EXPECT_FALSE(engine.manager().find(request).valid());
 }
 
+TEST(FailingManagerAllocation, AFailedForkForgetsTheChild) {
+  Engine engine;
+  const Request& parent = engine.make_running_request("a", 50);
+  Request& child = engine.make_request("b", 50);
+  const Snapshot before = engine.snapshot();
+  std::optional<std::vector<GroupBlockCopy>> copies;
+  const int num_failures =
+      fail_at_each_allocation([&] { copies = engine.manager().fork(parent, child); },
+                              [&] {
+                                EXPECT_EQ(engine.snapshot(), before);
+                                EXPECT_FALSE(engine.manager().find(child).valid());
+                              });
+  EXPECT_GT(num_failures, 4);
+  ASSERT_TRUE(copies);
+  EXPECT_EQ(copies->size(), 2U);
+  EXPECT_EQ(engine.snapshot().ref_counts.size(), before.ref_counts.size() + 2);
+}
+
 TEST(FailingManagerAllocation, CachingCanBeRepeated) {
   Engine engine;
   const Request& request = engine.make_request("a", 50);
