@@ -3,8 +3,8 @@
 
 Each case is timed in one run in turns, on ``torch.get_num_threads()`` threads each:
 
-* ours: `paged_kv.ops.paged_attention_varlen`, with the cache in the layout ``hnd`` (a few rows show
-  ``nhd``, and `paged_attention_v1` on ``vllm``);
+* ours: `paged_kv.ops.paged_attention_varlen`, with the cache in the layout ``nhd`` (a few rows show
+  ``hnd``, and `paged_attention_v1` on ``vllm``);
 * with ``--peer vllm``, its CPU attention in a second process (`peer_vllm_attention`);
 * SDPA on contiguous keys and values. Of a quantised cache it reads the bf16 numbers;
 * of a quantised cache: ours on a bf16 cache;

@@ -30,7 +30,7 @@ def allocate_kv_cache(
     head_size: int,
     *,
     dtype: torch.dtype,
-    layout: CacheLayout = "hnd",
+    layout: CacheLayout = "nhd",
     device: torch.device | str = "cpu",
 ) -> tuple[Tensor, Tensor]:
     """Returns the key cache and the value cache of one layer, all zeros.
@@ -67,7 +67,7 @@ def allocate_kv_cache(
         >>> from paged_kv import allocate_kv_cache
         >>> key_cache, value_cache = allocate_kv_cache(64, 16, 2, 128, dtype=torch.bfloat16)
         >>> key_cache.shape, key_cache.stride()
-        (torch.Size([64, 16, 2, 128]), (4096, 128, 2048, 1))
+        (torch.Size([64, 16, 2, 128]), (4096, 256, 128, 1))
     """
     sizes = {
         "num_blocks": num_blocks,

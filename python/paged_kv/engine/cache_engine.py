@@ -28,7 +28,7 @@ class CacheEngine:
 
     Layers of different groups share memory as `KVCacheConfig.kv_cache_tensors` says: a block of the
     pool belongs to one group at a time. A block of a layer holds its keys, then its values, in the
-    ``hnd`` layout: the tokens of a head lie together, which is what attention on a CPU reads
+    ``nhd`` layout: the heads of a token lie together, which is what attention on a CPU reads
     fastest (docs/kernels.md).
 
     On a CPU pages cost nothing before they are used.
@@ -179,11 +179,11 @@ def _keys_and_values(
     dtype: torch.dtype = getattr(torch, spec.dtype)
     pages = memory[begin : begin + num_blocks * block_bytes].view(dtype).view(num_blocks, -1)
     num_elements = spec.num_kv_heads * spec.block_size * spec.head_size
-    shape = (num_blocks, spec.num_kv_heads, spec.block_size, spec.head_size)
+    shape = (num_blocks, spec.block_size, spec.num_kv_heads, spec.head_size)
     # Pages may be padded: these views have gaps.
     key = pages[:, :num_elements].view(shape)
     value = pages[:, num_elements : 2 * num_elements].view(shape)
-    return key.transpose(1, 2), value.transpose(1, 2)
+    return key, value
 
 
 def _check_memory(what: str, num_bytes: int, device: torch.device | str, remedy: str) -> None:
