@@ -9,11 +9,15 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// Keys of a tile that its kv heads go over in turn. Caches have a token's heads side by side: few
-// tokens at a time, all heads of them, are read nearly as fast as memory in order, and lie in the
-// second-level cache until the last head has used the lines that it shares with the others.
-constexpr std::int64_t kStripKeys = 8;
-static_assert(kTileKeys % kStripKeys == 0);
+// Keys of a tile that its kv heads go over in turn. Where the heads of a token lie side by side,
+// few tokens at a time and all their heads are read nearly as fast as memory in order: whoever goes
+// over many tokens a head visits each page once a head. Narrow rows need more tokens to be worth a
+// call.
+[[nodiscard]] std::int64_t choose_strip_keys(const PagedAttentionParams& p) noexcept {
+  const bool has_heads_side_by_side = p.key.head_stride < p.key.token_stride;
+  if (!has_heads_side_by_side) return kTileKeys;
+  return element_size(p.cache_type) == sizeof(float) ? 8 : 16;
+}
 
 // Positions as columns of the tile that begins at `tile_begin`; may be empty.
 [[nodiscard]] KeyRange columns_of(KeyRange positions, std::int64_t tile_begin) noexcept {
@@ -45,6 +49,7 @@ AttentionTile::AttentionTile(const PagedAttentionParams& params, ScratchCutter& 
       kernels_(*params.kernels),
       group_size_(params.group_size()),
       padded_size_(params.padded_head_size()),
+      strip_keys_(choose_strip_keys(params)),
       keys_(params, params.key, scratch),
       values_(params, params.value, scratch) {
   const std::int64_t max_rows = max_tile_rows(group_size_);
@@ -162,7 +167,7 @@ void AttentionTile::run_tile(std::int64_t tile_begin, AttentionRow* rows) {
 }
 
 AttentionTile::Strip AttentionTile::first_strip(KeyRange columns) const noexcept {
-  const std::int64_t size = tile_.num_kv_heads == 1 ? kTileKeys : kStripKeys;
+  const std::int64_t size = tile_.num_kv_heads == 1 ? kTileKeys : strip_keys_;
   const std::int64_t end = (columns.begin / size + 1) * size;
   return {{columns.begin, std::min(end, columns.end)}, 0};
 }

@@ -132,6 +132,7 @@ class AttentionTile {
   const AttentionKernels& kernels_;
   std::int64_t group_size_;
   std::int64_t padded_size_;
+  std::int64_t strip_keys_;  // columns of a strip, if the tile has several kv heads
   QueryTile tile_{};
   std::int64_t num_rows_ = 0;
   KeyRange seen_{};     // positions that some row sees
