@@ -89,7 +89,7 @@ def all_work() -> list[Work]:
 
 
 def attention_calls(case: AttentionCase, device: torch.device, rotations: int) -> Calls:
-    """v1, v2 over an x-packed cache, varlen over one in hnd, SDPA over contiguous keys and values.
+    """v1, v2 over an x-packed cache, varlen over one in nhd, SDPA over contiguous keys and values.
 
     All have the same elements.
 
@@ -127,7 +127,7 @@ def attention_calls(case: AttentionCase, device: torch.device, rotations: int) -
         return out
 
     dense = tuple(
-        cache.contiguous().transpose(1, 2)
+        cache.transpose(1, 2).contiguous()
         for cache in (key_cache.transpose(2, 3).flatten(3), value_cache.transpose(2, 3))
     )
     starts = torch.arange(case.num_seqs + 1, dtype=torch.int32, device=device)

@@ -45,7 +45,7 @@ def allocate_kv_cache(
         head_size: Elements per head.
         dtype: Element type of the cache: a float type, or torch.uint8 or torch.int8 for a
             quantised cache.
-        layout: ``"nhd"``, ``"hnd"`` or ``"vllm"``.
+        layout: ``"nhd"``, ``"hnd"`` or ``"vllm"`` (docs/layouts.md).
         device: Where the tensors live.
 
     Returns:

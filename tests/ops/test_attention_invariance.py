@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from ops.attention_calls import poisoned, positional, v1, v2, varlen
@@ -40,14 +42,27 @@ def test_placement_of_blocks(backend, layout):
         assert torch.equal(lse, other_lse)
 
 
-def test_layout():
-    results = [
-        varlen(case, make_case(case))[0]
-        for layout in ("nhd", "hnd", "vllm")
-        for case in [AttentionCase("laid out", (1, 20), (100, 70), layout=layout)]
-    ]
-    assert torch.equal(results[0], results[1])
-    assert torch.equal(results[0], results[2])
+@pytest.mark.parametrize(
+    ("dtype", "kv_cache_dtype"),
+    [(torch.float32, "auto"), (torch.bfloat16, "auto"), (torch.bfloat16, "fp8")],
+)
+@pytest.mark.parametrize("window", [0, 45], ids=["", "window"])
+def test_layout(dtype, kv_cache_dtype, window):
+    """In nhd the heads take turns within a tile of keys, elsewhere from tile to tile."""
+    case = AttentionCase(
+        "laid out",
+        (1, 20),
+        (100, 70),
+        dtype=dtype,
+        sliding_window=window,
+        kv_cache_dtype=kv_cache_dtype,
+    )
+    nhd, hnd, x_packed = (
+        varlen(each, make_case(each))[0]
+        for each in (replace(case, layout=layout) for layout in ("nhd", "hnd", "vllm"))
+    )
+    assert torch.equal(nhd, hnd)
+    assert torch.equal(nhd, x_packed)
 
 
 @pytest.mark.usefixtures("_restore_threads")

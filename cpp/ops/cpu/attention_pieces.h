@@ -38,9 +38,9 @@ class AttentionPieces {
  public:
   // Replaces what was there.
   //
-  // A piece with few queries takes many kv heads tile by tile, so that memory is read in the order
-  // in which blocks lie, and each of its pages visited once; fewer heads if that would leave
-  // threads without work. A tile is cut if it is more than a fair part of the work of `num_threads`
+  // A piece with few queries takes many kv heads, whose keys AttentionTile reads in strips, so that
+  // memory is read nearly in the order in which blocks lie; fewer heads if that would leave threads
+  // without work. A tile is cut if it is more than a fair part of the work of `num_threads`
   // threads. Within a sequence the last queries, which see the most keys, come first: then the
   // threads finish at about the same time. Cost: O(pieces).
   void plan(const PagedAttentionParams& params, std::int64_t num_threads);

@@ -9,10 +9,9 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// Keys of a tile that its kv heads go over in turn. Where the heads of a token lie side by side,
-// few tokens at a time and all their heads are read nearly as fast as memory in order: whoever goes
-// over many tokens a head visits each page once a head. Narrow rows need more tokens to be worth a
-// call.
+// Columns that one kv head goes over before the next has its turn. Heads of a token that lie side
+// by side share pages: a few tokens of all heads are read nearly as fast as memory in order, many
+// tokens of one head visit each page once a head. Narrow rows need more tokens to be worth a call.
 [[nodiscard]] std::int64_t choose_strip_keys(const PagedAttentionParams& p) noexcept {
   const bool has_heads_side_by_side = p.key.head_stride < p.key.token_stride;
   if (!has_heads_side_by_side) return kTileKeys;
@@ -129,41 +128,44 @@ void AttentionTile::run_tile(std::int64_t tile_begin, AttentionRow* rows) {
   const KeyRange columns = columns_of(seen_, tile_begin);
   keys_.turn_to(tile_begin, columns);
   values_.turn_to(tile_begin, columns);
+  multiply_strips(columns);
+  const float unit = kernels_.unit[static_cast<int>(params_.cache_type)];
+  for (std::int64_t head = 0; head < tile_.num_kv_heads; ++head) {
+    const float scale = params_.scale * params_.key.scale_of(tile_.kv_head_begin + head) * unit;
+    softmax(tile_begin, scale, first_row(head), first_row(head + 1), rows);
+  }
+  add_strips(tile_begin, columns, rows);
+}
+
+void AttentionTile::multiply_strips(KeyRange columns) {
   const Strip first = first_strip(columns);
   for (Strip strip = first; !strip.columns.empty();) {
     const Strip next = strip_after(strip, columns);
     TokenRows keys = keys_.rows(strip.columns, kv_head(strip));
-    if (next.columns.empty()) {
-      fetch_meanwhile(keys, values_.places(first.columns, kv_head(first)), first.columns);
-    } else {
-      fetch_meanwhile(keys, keys_.places(next.columns, kv_head(next)), next.columns);
-    }
+    fetch_meanwhile(keys, next.columns.empty() ? values_.places(first.columns, kv_head(first))
+                                               : keys_.places(next.columns, kv_head(next)));
     multiply_keys(keys, first_row(strip.head), first_row(strip.head + 1));
     strip = next;
   }
+}
 
-  for (std::int64_t head = 0; head < tile_.num_kv_heads; ++head) {
-    const float unit = kernels_.unit[static_cast<int>(params_.cache_type)];
-    const float scale = params_.scale * params_.key.scale_of(tile_.kv_head_begin + head) * unit;
-    softmax(tile_begin, scale, first_row(head), first_row(head + 1), rows);
-  }
-
-  const std::int64_t next_tile = tile_begin + kTileKeys;
-  const KeyRange next_columns = columns_of(seen_, next_tile);
-  const Strip first_of_next = first_strip(next_columns);
-  for (Strip strip = first; !strip.columns.empty();) {
+void AttentionTile::add_strips(std::int64_t tile_begin, KeyRange columns, AttentionRow* rows) {
+  const Strip first_of_next = locate_next_tile(tile_begin + kTileKeys);
+  for (Strip strip = first_strip(columns); !strip.columns.empty();) {
     const Strip next = strip_after(strip, columns);
     TokenRows values = values_.rows(strip.columns, kv_head(strip));
-    if (next.columns.empty()) {
-      const KeyRange fetched = first_of_next.columns;
-      fetch_meanwhile(
-          values, keys_.places_of_next(next_tile, next_columns, fetched, kv_head(first)), fetched);
-    } else {
-      fetch_meanwhile(values, values_.places(next.columns, kv_head(next)), next.columns);
-    }
+    fetch_meanwhile(values, next.columns.empty() ? keys_.places_of_next(first_of_next.columns,
+                                                                        kv_head(first_of_next))
+                                                 : values_.places(next.columns, kv_head(next)));
     add_values(values, tile_begin, first_row(strip.head), first_row(strip.head + 1), rows);
     strip = next;
   }
+}
+
+AttentionTile::Strip AttentionTile::locate_next_tile(std::int64_t tile_begin) {
+  const KeyRange columns = columns_of(seen_, tile_begin);
+  if (!columns.empty()) keys_.locate_next(tile_begin, columns);
+  return first_strip(columns);
 }
 
 AttentionTile::Strip AttentionTile::first_strip(KeyRange columns) const noexcept {
@@ -178,11 +180,10 @@ AttentionTile::Strip AttentionTile::strip_after(const Strip& strip,
   return first_strip({strip.columns.end, columns.end});
 }
 
-void AttentionTile::fetch_meanwhile(TokenRows& rows, const void* const* places,
-                                    KeyRange columns) const noexcept {
-  if (places == nullptr) return;
-  rows.next_rows = places;
-  rows.next_count = columns.end - columns.begin;
+void AttentionTile::fetch_meanwhile(TokenRows& rows,
+                                    std::span<const void* const> places) const noexcept {
+  rows.next_rows = places.data();
+  rows.next_count = std::ssize(places);
   rows.next_element_size = element_size(params_.cache_type);
 }
 
@@ -259,15 +260,16 @@ void AttentionTile::mask_sparse(const Query& query, std::int64_t tile_begin, flo
 void AttentionTile::add_values(const TokenRows& values, std::int64_t tile_begin, std::int64_t first,
                                std::int64_t last, AttentionRow* rows) {
   constexpr std::int64_t kFewRows = 4;
+  const KeyRange strip{values.begin, values.end};
   TokenRows tokens = values;
   while (first < last) {
     if (params_.sparsity.enabled()) {
       add_to_sparse_row(tokens, tile_begin, first++, rows);
       continue;
     }
-    const KeyRange columns = queries_[first].columns;
+    const KeyRange columns = common(strip, queries_[first].columns);
     std::int64_t end = first + 1;
-    while (end < last && equal(queries_[end].columns, columns)) ++end;
+    while (end < last && equal(common(strip, queries_[end].columns), columns)) ++end;
     if (end - first + 1 >= kFewRows || end == last) {
       add_to_rows(tokens, columns, first, end, rows);
     } else {
@@ -283,6 +285,10 @@ void AttentionTile::add_to_rows(TokenRows values, KeyRange columns, std::int64_t
                                 std::int64_t last, AttentionRow* rows) {
   const KeyRange added = common({values.begin, values.end}, columns);
   if (added.empty()) return;
+  // The rows to fetch go with the columns: skip those of columns before.
+  const std::int64_t num_skipped = std::min(added.begin - values.begin, values.next_count);
+  values.next_rows += num_skipped;
+  values.next_count -= num_skipped;
   values.begin = added.begin;
   values.end = added.end;
   kernels_.add_values[values_.type()](logits(first), values,
@@ -312,7 +318,8 @@ void AttentionTile::add_to_few_rows(const TokenRows& values, std::int64_t first,
 void AttentionTile::add_to_sparse_row(const TokenRows& values, std::int64_t tile_begin,
                                       std::int64_t r, AttentionRow* rows) {
   const Query& q = queries_[r];
-  for (std::int64_t k = q.columns.begin; k < q.columns.end; ++k) {
+  const KeyRange columns = common({values.begin, values.end}, q.columns);
+  for (std::int64_t k = columns.begin; k < columns.end; ++k) {
     if (!params_.sparsity.visible(tile_begin + k, q.query_pos, q.sparse_offset)) continue;
     add_to_rows(values, {k, k + 1}, r, r + 1, rows);
   }

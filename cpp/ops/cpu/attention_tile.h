@@ -9,6 +9,7 @@
 #include "ops/cpu/scratch.h"
 
 #include <cstdint>
+#include <span>
 
 namespace paged_kv::cpu {
 
@@ -104,12 +105,17 @@ class AttentionTile {
   void clear(AttentionRow* rows) const noexcept;
   // All tiles of keys of one split, into `rows`.
   void run_split(KeyRange split, AttentionRow* rows);
+  // One tile of keys: all products, then the softmax of every row, then the values.
   void run_tile(std::int64_t tile_begin, AttentionRow* rows);
+  void multiply_strips(KeyRange columns);
+  void add_strips(std::int64_t tile_begin, KeyRange columns, AttentionRow* rows);
   [[nodiscard]] Strip first_strip(KeyRange columns) const noexcept;
   // Its columns are empty after the last one.
   [[nodiscard]] Strip strip_after(const Strip& strip, KeyRange columns) const noexcept;
+  // Its first strip; there may be no such tile, then that has no columns.
+  [[nodiscard]] Strip locate_next_tile(std::int64_t tile_begin);
   // The kernel of `rows` fetches the places meanwhile; there may be none.
-  void fetch_meanwhile(TokenRows& rows, const void* const* places, KeyRange columns) const noexcept;
+  void fetch_meanwhile(TokenRows& rows, std::span<const void* const> places) const noexcept;
   void set_columns(std::int64_t tile_begin) noexcept;
   // Those that all rows [first, last) see; may be empty.
   [[nodiscard]] KeyRange common_columns(std::int64_t first, std::int64_t last) const noexcept;
@@ -117,7 +123,7 @@ class AttentionTile {
   void softmax(std::int64_t tile_begin, float scale, std::int64_t first, std::int64_t last,
                AttentionRow* rows);
   void mask_sparse(const Query& query, std::int64_t tile_begin, float* logits) const;
-  // The columns of `values` alone.
+  // Adds the columns [values.begin, values.end) only.
   void add_values(const TokenRows& values, std::int64_t tile_begin, std::int64_t first,
                   std::int64_t last, AttentionRow* rows);
   // Rows [first, last), which all see the columns.

@@ -45,7 +45,7 @@ CacheRows::Access CacheRows::access() const noexcept {
 
 void CacheRows::begin(std::int64_t seq, std::int64_t num_queries) {
   seq_ = seq;
-  tile_begin_ = next_tile_begin_ = kNoTile;
+  next_tile_begin_ = kNoTile;
   // For many queries one copy is cheaper than a conversion in each use; and rows that lie far apart
   // push each other out of the cache's sets.
   const bool is_compact = params_.cache_type == ElementType::kFloat &&
@@ -61,14 +61,9 @@ void CacheRows::begin(std::int64_t seq, std::int64_t num_queries) {
 }
 
 void CacheRows::turn_to(std::int64_t tile_begin, KeyRange columns) {
-  if (tile_begin == tile_begin_) return;
-  if (tile_begin == next_tile_begin_) {
-    std::swap(tokens_, next_tokens_);
-    next_tile_begin_ = kNoTile;
-  } else {
-    locate(tile_begin, columns, tokens_);
-  }
-  tile_begin_ = tile_begin;
+  if (tile_begin != next_tile_begin_) return locate(tile_begin, columns, tokens_);
+  std::swap(tokens_, next_tokens_);
+  next_tile_begin_ = kNoTile;
 }
 
 TokenRows CacheRows::rows(KeyRange columns, std::int64_t kv_head) {
@@ -78,21 +73,25 @@ TokenRows CacheRows::rows(KeyRange columns, std::int64_t kv_head) {
   return {rows, columns.begin, columns.end, padded_size_, nullptr, 0, 0};
 }
 
-const void* const* CacheRows::places(KeyRange columns, std::int64_t kv_head) {
-  if (!fetches_ahead() || columns.empty()) return nullptr;
-  add_head(tokens_, columns, kv_head, next_);
-  return next_ + columns.begin;
+std::span<const void* const> CacheRows::places(KeyRange columns, std::int64_t kv_head) {
+  return fetched_places(tokens_, columns, kv_head);
 }
 
-const void* const* CacheRows::places_of_next(std::int64_t tile_begin, KeyRange all,
-                                             KeyRange columns, std::int64_t kv_head) {
-  if (!fetches_ahead() || columns.empty()) return nullptr;
-  if (tile_begin != next_tile_begin_) {
-    locate(tile_begin, all, next_tokens_);
-    next_tile_begin_ = tile_begin;
-  }
-  add_head(next_tokens_, columns, kv_head, next_);
-  return next_ + columns.begin;
+void CacheRows::locate_next(std::int64_t tile_begin, KeyRange columns) {
+  locate(tile_begin, columns, next_tokens_);
+  next_tile_begin_ = tile_begin;
+}
+
+std::span<const void* const> CacheRows::places_of_next(KeyRange columns, std::int64_t kv_head) {
+  return fetched_places(next_tokens_, columns, kv_head);
+}
+
+std::span<const void* const> CacheRows::fetched_places(const std::byte* const* tokens,
+                                                       KeyRange columns, std::int64_t kv_head) {
+  const bool fetches_ahead = in_place_ || form_ == ElementType::kHalf;
+  if (!fetches_ahead || columns.empty()) return {};
+  add_head(tokens, columns, kv_head, next_);
+  return {next_ + columns.begin, static_cast<std::size_t>(columns.end - columns.begin)};
 }
 
 void CacheRows::locate(std::int64_t tile_begin, KeyRange columns, const std::byte** tokens) const {

@@ -9,6 +9,7 @@
 #include "ops/cpu/scratch.h"
 
 #include <cstdint>
+#include <span>
 
 namespace paged_kv::cpu {
 
@@ -25,17 +26,19 @@ class CacheRows {
   // kTileKeys. Touches no element.
   void turn_to(std::int64_t tile_begin, KeyRange columns);
 
-  // The rows of one kv head and of some of the columns turned to, valid until the next call.
+  // The rows of one kv head and of some of the columns turned to, valid until the next rows() or
+  // turn_to().
   [[nodiscard]] TokenRows rows(KeyRange columns, std::int64_t kv_head);
   // Their index in the kernel tables.
   [[nodiscard]] int type() const noexcept { return static_cast<int>(form_); }
 
-  // Where such rows lie in the cache, one pointer a column, valid until the next call; null if it
-  // is not worth to fetch them ahead.
-  [[nodiscard]] const void* const* places(KeyRange columns, std::int64_t kv_head);
-  // The same of columns of the tile that will be turned to next, with all its columns given.
-  [[nodiscard]] const void* const* places_of_next(std::int64_t tile_begin, KeyRange all,
-                                                  KeyRange columns, std::int64_t kv_head);
+  // Where such rows lie in the cache, one pointer a column, valid until the next places() or
+  // places_of_next(); empty if there are no columns or it is not worth to fetch the rows ahead.
+  [[nodiscard]] std::span<const void* const> places(KeyRange columns, std::int64_t kv_head);
+  // The same of the tile that will be turned to next, after locate_next() with what turn_to() will
+  // get.
+  void locate_next(std::int64_t tile_begin, KeyRange columns);
+  [[nodiscard]] std::span<const void* const> places_of_next(KeyRange columns, std::int64_t kv_head);
 
  private:
   // How the elements of a token lie.
@@ -49,13 +52,12 @@ class CacheRows {
   static constexpr std::int64_t kNoTile = -1;
 
   [[nodiscard]] Access access() const noexcept;
-  [[nodiscard]] bool fetches_ahead() const noexcept {
-    return in_place_ || form_ == ElementType::kHalf;
-  }
   // Sets tokens_, or next_tokens_: where kv head 0 of the columns lies.
   void locate(std::int64_t tile_begin, KeyRange columns, const std::byte** tokens) const;
   void add_head(const std::byte* const* tokens, KeyRange columns, std::int64_t kv_head,
                 const void** rows) const;
+  [[nodiscard]] std::span<const void* const> fetched_places(const std::byte* const* tokens,
+                                                            KeyRange columns, std::int64_t kv_head);
   void convert(KeyRange columns);
   void convert_strided(const void* source, float* target);
 
@@ -67,12 +69,11 @@ class CacheRows {
   std::int64_t seq_ = 0;
   ElementType form_ = ElementType::kFloat;  // of rows()
   bool in_place_ = false;                   // rows() lie in the cache
-  std::int64_t tile_begin_ = kNoTile;       // whose tokens are in tokens_
-  std::int64_t next_tile_begin_ = kNoTile;  // and in next_tokens_
-  const std::byte** tokens_;                // [kTileKeys], into the cache
-  const std::byte** next_tokens_;
-  const void** current_;    // [kTileKeys], what rows() gave last
-  const void** next_;       // and places()
+  std::int64_t next_tile_begin_ = kNoTile;
+  const std::byte** tokens_;       // [kTileKeys], of the tile turned to, into the cache
+  const std::byte** next_tokens_;  // of the tile at next_tile_begin_
+  const void** current_;    // [kTileKeys], where the rows that rows() gave last lie in the cache
+  const void** next_;       // [kTileKeys], what places() or places_of_next() gave last
   const void** converted_;  // [kTileKeys], into copy_
   float* copy_;             // [kTileKeys, padded_size], or half of it as binary16
   std::byte* dense_row_;    // a row without its strides

@@ -12,9 +12,9 @@ namespace {
 
 // So many rows go over a tile of the weight at a time: both stay in the second-level cache.
 constexpr std::int64_t kRowsAtATime = 64;
-// Rows of the weight in a tile: whole blocks of multiply_keys(), and few enough that the next tile,
-// fetched meanwhile, is still in the second-level cache when its turn comes.
-constexpr std::int64_t kTileFeatures = 24;
+// Rows of the weight in a tile: few enough that the next tile, fetched meanwhile, is still in the
+// second-level cache when its turn comes.
+constexpr std::int64_t kTileFeatures = kWholeBlocksOfKeys;
 static_assert(kTileFeatures <= kTileKeys);
 // Fewer rows leave the weight to the processor's own prefetcher, which sees that it lies in order:
 // fetches of ours cost them more than they save.
@@ -57,14 +57,14 @@ class WeightTile {
   ElementType type_;
   std::int64_t first_feature_;
   std::int64_t count_;
-  const void* rows_[kTileFeatures];
+  const void* rows_[kTileFeatures] = {};
 };
 
 // The memory of a call.
 struct Buffers {
   float* x = nullptr;  // [num_rows, in_features], if x is not float32
-  float* converted_tile =
-      nullptr;  // [num_workers, kTileFeatures, in_features], if products need it
+  // [num_workers, kTileFeatures, in_features], if products need it
+  float* converted_tile = nullptr;
 
   Buffers(const LinearParams& p, bool converts_tiles, std::int64_t num_workers,
           ScratchCutter& cutter) {

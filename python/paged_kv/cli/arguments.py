@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import re
 
-__all__ = ["add_cache_arguments", "add_model_argument", "add_sampling_arguments", "num_bytes"]
+__all__ = ["add_cache_arguments", "add_model_arguments", "add_sampling_arguments", "num_bytes"]
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
@@ -24,7 +24,7 @@ def num_bytes(text: str) -> int:
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
-def add_model_argument(parser: argparse.ArgumentParser) -> None:
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """``--model``, ``--device`` and ``--cuda-graphs``."""
     parser.add_argument(
         "--model",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 import paged_kv
 from paged_kv.cli.arguments import (
     add_cache_arguments,
-    add_model_argument,
+    add_model_arguments,
     add_sampling_arguments,
 )
 
@@ -88,7 +88,7 @@ def _build_parser() -> argparse.ArgumentParser:
 def _add_generate(commands: argparse._SubParsersAction[_Parser]) -> None:
     parser = commands.add_parser("generate", help="generate text", allow_abbrev=False)
     parser.set_defaults(run=_run_generate)
-    add_model_argument(parser)
+    add_model_arguments(parser)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "--prompt", action="append", metavar="P", help="a prompt; repeat for a batch"
@@ -139,7 +139,7 @@ def _add_chat(commands: argparse._SubParsersAction[_Parser]) -> None:
         allow_abbrev=False,
     )
     parser.set_defaults(run=_run_chat)
-    add_model_argument(parser)
+    add_model_arguments(parser)
     parser.add_argument("--system", metavar="TEXT", help="tell the model how to behave")
     add_sampling_arguments(parser, max_tokens=512, temperature=0.7, top_p=0.95)
     add_cache_arguments(parser)

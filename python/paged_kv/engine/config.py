@@ -40,8 +40,8 @@ class EngineConfig:
             next two, or chosen from the memory that is free
             (:func:`~paged_kv.engine.memory.default_num_blocks`).
         kv_cache_memory_bytes: Bytes for the cache; ``None``: see ``memory_utilization``.
-        memory_utilization: Share of the memory, in (0, 1], that model, a step of full size
-            (measured) and cache may take together; ``None``: no such limit.
+        memory_utilization: Share of the memory, in (0, 1], that model, a step of full size and
+            CUDA graphs (both measured) and cache may take together; ``None``: no such limit.
         kv_cache_dtype: ``"auto"``: keys and values as the model computes them; ``"fp8"``,
             ``"fp8_e4m3"``, ``"fp8_e5m2"``, ``"int8"`` (on a CPU): quantised.
         enable_prefix_caching: Reuse the blocks of equal prefixes.

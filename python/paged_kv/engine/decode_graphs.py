@@ -35,6 +35,12 @@ def default_graph_sizes(max_num_seqs: int) -> tuple[int, ...]:
 
     The last one is ``max_num_seqs`` if that is less than 512: no batch is too large.
 
+    Args:
+        max_num_seqs: Most requests of a step, at least 1.
+
+    Returns:
+        The sizes, in increasing order.
+
     Source:
         vLLM 0.32 ``config/vllm.py::VllmConfig._set_cudagraph_sizes`` (the distances).
 

@@ -69,6 +69,9 @@ def upload(
     Returns:
         A tensor for each array, of its shape and type.
 
+    Raises:
+        RuntimeError: ``out`` is too small.
+
     Notes:
         Does not wait for the copy. It reads a buffer of this call alone, which torch keeps until
         it has been read.

@@ -61,6 +61,7 @@ def profile_kv_cache_bytes(loaded: LoadedModel, config: EngineConfig) -> int:
     if config.memory_utilization is None:
         msg = "memory_utilization must be set"
         raise ValueError(msg)
+    loaded.model.set_batch_invariant(config.batch_invariant)  # whose tiles need memory too
     step_bytes = measure_step_bytes(loaded, config)
     graph_bytes = measure_graph_bytes(loaded, config)
     budget = int(total_memory_bytes(config.device) * config.memory_utilization)
@@ -105,6 +106,8 @@ def measure_graph_bytes(loaded: LoadedModel, config: EngineConfig) -> int:
     """Memory that the graphs of decode steps keep; 0 if the configuration has none.
 
     Captures them all, with a cache of one block, and gives their memory back.
+
+    Cost: Two passes of each size.
 
     Source:
         vLLM 0.32 ``v1/worker/gpu/cudagraph_utils.py::profile_cudagraph_memory`` (which captures

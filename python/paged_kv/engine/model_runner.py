@@ -45,7 +45,7 @@ class ModelRunner:
         batch_invariant: See `DecoderForCausalLM.set_batch_invariant`. Set before each pass, as
             engines may share a model.
         decode_graph_sizes: Batch sizes, in increasing order, that the pass is captured for where
-            each request has one token (`DecodeGraphs`); none: it never is.
+            each request has one token (`DecodeGraphs`), here: two passes a size; none: it never is.
 
     Source:
         vLLM 0.32 ``v1/worker/gpu_model_runner.py::GPUModelRunner`` (names).
@@ -76,6 +76,7 @@ class ModelRunner:
         self._kv_caches = [cache_engine.kv_caches[name] for name in layer_names]
         self._group_of_layer = [group_of[name] for name in layer_names]
         self._decode_graphs: DecodeGraphs | None = None
+        self._captured_weights: list[Tensor] = []
         if decode_graph_sizes:
             self._capture_decode_steps(decode_graph_sizes)
 
@@ -160,7 +161,9 @@ class ModelRunner:
 
     def _locate_tokens(self, step: StepTensors) -> tuple[tuple[Tensor, ...], Tensor]:
         """The block tables of the step's requests and the slots of its tokens, by group."""
-        tables, (_, positions, query_start_loc, rows, _) = self._batch.block_tables, step
-        block_tables = tables.gather_block_tables(rows, len(rows))
-        slots = tables.compute_slot_mappings(rows, query_start_loc, positions, len(positions))
+        tables = self._batch.block_tables
+        block_tables = tables.gather_block_tables(step.rows, len(step.rows))
+        slots = tables.compute_slot_mappings(
+            step.rows, step.query_start_loc, step.positions, len(step.positions)
+        )
         return block_tables, slots

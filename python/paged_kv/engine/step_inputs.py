@@ -61,6 +61,9 @@ class StepArrays(NamedTuple):
 
         Padding requests have no token, no row and no length: nothing is computed for them or
         written to a cache. Padding tokens (0, at 0) belong to no request.
+
+        Raises:
+            ValueError: There are more tokens or requests than that.
         """
         return StepArrays(
             _padded(self.input_ids, size, 0),

@@ -21,6 +21,10 @@ namespace paged_kv::cpu {
 // Keys that one call handles at most, and the row length of `logits`.
 inline constexpr int64_t kTileKeys = 64;
 
+// A multiple of it is whole blocks of keys for any number of queries: less leaves some over, which
+// take longer.
+inline constexpr int64_t kWholeBlocksOfKeys = 24;
+
 // Rows of keys or of values, one pointer a token: `size` elements each, dense, size a multiple of
 // AttentionKernels::lanes. Only [begin, end) of the tokens is read.
 struct TokenRows {
@@ -28,8 +32,8 @@ struct TokenRows {
   int64_t begin;
   int64_t end;
   int64_t size;
-  // Rows of as many elements that are used next, to be fetched into the cache meanwhile: with the
-  // i-th row read the i-th of them.
+  // Rows of as many elements that are used next, to be fetched into the cache meanwhile: the i-th
+  // of them with the i-th row from `begin` on. Those beyond the rows read are not fetched.
   const void* const* next_rows;  // [next_count]
   int64_t next_count;            // 0: none
   int64_t next_element_size;

@@ -162,12 +162,13 @@ struct AttentionKernelsFor {
   struct RowFetcher {
     const void* const* rows;
     int64_t count;
-    int64_t begin, end;      // of the stretch, in bytes from the row's first
-    int64_t elements_apart;  // of the key
-    int64_t last_byte;       // of the row: rows that do not begin with a line end in one more
+    int64_t begin = 0, end = 0;  // of the stretch, in bytes from the row's first
+    int64_t elements_apart = 0;  // of the key, from one line to the next
+    // Of the row, or -1: not in this pass. Rows that do not begin with a line end in one more.
+    int64_t last_byte = -1;
 
     RowFetcher(const TokenRows& tokens, int64_t pass, int64_t num_passes)
-        : rows(tokens.next_rows), count(tokens.next_count), last_byte(-1) {
+        : rows(tokens.next_rows), count(tokens.next_count) {
       if (count == 0) return;
       const int64_t row_bytes = tokens.size * tokens.next_element_size;
       const int64_t num_lines = (row_bytes + kLineBytes - 1) / kLineBytes;
@@ -244,6 +245,7 @@ struct AttentionKernelsFor {
   }
 
   // As many keys of [begin, end) as there are in blocks of kKeys. Returns the first of the others.
+  // The last rows to fetch may end within a block: those are fetched before it.
   template <ElementType kType, int kRows, int kKeys>
   [[gnu::always_inline]] static int64_t multiply_some(const float* query, int64_t query_stride,
                                                       const TokenRows& keys, int64_t begin,
@@ -268,6 +270,7 @@ struct AttentionKernelsFor {
   static void multiply_rows(const float* query, int64_t query_stride, const TokenRows& keys,
                             int64_t begin, int64_t end, const RowFetcher& next, float* logits) {
     constexpr int kKeys = V::template keys_per_block<kRows>();
+    static_assert(kWholeBlocksOfKeys % kKeys == 0);
     int64_t k =
         multiply_some<kType, kRows, kKeys>(query, query_stride, keys, begin, end, next, logits);
     if constexpr (kKeys > 4) {
@@ -281,9 +284,8 @@ struct AttentionKernelsFor {
 
   template <ElementType kType>
   static void multiply_keys(const FloatRows& queries, const TokenRows& keys, float* logits) {
-    // So many keys stay in the first-level cache while all queries go over them: a multiple of all
-    // keys_per_block().
-    constexpr int64_t kBlockBytes = 16 * 1024, kUnit = 24;
+    // So many keys stay in the first-level cache while all queries go over them.
+    constexpr int64_t kBlockBytes = 16 * 1024, kUnit = kWholeBlocksOfKeys;
     const int64_t fitting = kBlockBytes / (keys.size * element_size(kType));
     const int64_t step = fitting < kUnit ? kUnit : fitting / kUnit * kUnit;
     const int64_t num_passes = (queries.count + 3) / 4;
