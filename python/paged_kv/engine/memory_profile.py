@@ -88,7 +88,7 @@ def measure_step_bytes(loaded: LoadedModel, config: EngineConfig) -> int:
     to no cache.
     """
     step = _DummyStep(loaded, config)
-    step.run()  # what is made once: packed weights, the library's buffers
+    step.run()  # what is made once: the buffers of the ops and of torch
     device = torch.device(config.device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
