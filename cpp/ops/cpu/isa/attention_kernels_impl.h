@@ -20,13 +20,14 @@
 
 #include "ops/cpu/isa/attention_kernels.h"
 #include "ops/cpu/isa/row_fetcher.h"
+#include "ops/cpu/isa/vector_math.h"
 
 namespace paged_kv::cpu {
 
 template <class V>
 struct AttentionKernelsFor {
   using Vec = typename V::Vec;
-  using IntVec = typename V::IntVec;
+  using Math = VectorMath<V>;
   static constexpr int64_t kLanes = V::kLanes;
 
   [[gnu::always_inline]] static Vec load(const float* p) {
@@ -48,49 +49,6 @@ struct AttentionKernelsFor {
   [[gnu::always_inline]] static const char* element(const void* row, int64_t i) {
     return static_cast<const char*>(row) + i * element_size(kType);
   }
-
-  // ---------------------------------------------------------------- exp and tanh
-
-  // e^x for x <= 88, within 2 ulp; 0 where x < -87 (-inf too); NaN stays NaN.
-  static Vec exp(Vec x) {
-    constexpr float kLog2e = 1.44269504088896341f;
-    constexpr float kLn2High = 0.693145751953125f;  // so few bits that n * kLn2High is exact
-    constexpr float kLn2Low = 1.42860682030941723e-6f;
-    constexpr float kRound = 12582912.0f;              // 1.5 * 2^23: adding it rounds to an integer
-    const Vec clamped = V::max(broadcast(-87.0f), x);  // NaN stays: it is the second argument
-    const Vec shifted = V::fma(clamped, broadcast(kLog2e), broadcast(kRound));
-    const Vec n = shifted - kRound;
-    Vec r = V::fma(n, broadcast(-kLn2High), clamped);
-    r = V::fma(n, broadcast(-kLn2Low), r);  // |r| <= ln(2) / 2
-    // Taylor: the first term left out is below 6e-9 there.
-    Vec poly = V::fma(r, broadcast(1.0f / 5040), broadcast(1.0f / 720));
-    poly = V::fma(poly, r, broadcast(1.0f / 120));
-    poly = V::fma(poly, r, broadcast(1.0f / 24));
-    poly = V::fma(poly, r, broadcast(1.0f / 6));
-    poly = V::fma(poly, r, broadcast(0.5f));
-    poly = V::fma(poly, r, broadcast(1.0f));
-    poly = V::fma(poly, r, broadcast(1.0f));
-    // The low bits of `shifted` are n in two's complement: put it into the exponent.
-    const IntVec exponent = (reinterpret_cast<IntVec>(shifted) << 23) + (127 << 23);
-    return x < -87.0f ? Vec{} : poly * reinterpret_cast<Vec>(exponent);
-  }
-
-  static Vec tanh(Vec x) {
-    const Vec magnitude = x < 0.0f ? -x : x;
-    // Beyond 20 the result is 1 to the last bit, and exp() would overflow.
-    const Vec bounded = magnitude > 20.0f ? broadcast(20.0f) : magnitude;
-    const Vec large = 1.0f - 2.0f / (exp(2.0f * bounded) + 1.0f);
-    // Taylor below 1/4, where the line above cancels.
-    const Vec square = x * x;
-    Vec poly = square * (62.0f / 2835) - 17.0f / 315;
-    poly = poly * square + 2.0f / 15;
-    poly = poly * square - 1.0f / 3;
-    const Vec small = magnitude + magnitude * square * poly;
-    const Vec result = magnitude < 0.25f ? small : large;
-    return x < 0.0f ? -result : result;
-  }
-
-  static float exp(float x) { return exp(broadcast(x))[0]; }
 
   // ---------------------------------------------------------------- rows in and out
 
@@ -377,7 +335,7 @@ struct AttentionKernelsFor {
                                                     8, 9, 10, 11, 12, 13, 14, 15};
     for (int64_t k = 0; k < kTileKeys; k += kLanes) {
       Vec logit = load(logits + k) * t.scale;
-      if (t.softcap > 0) logit = tanh(logit * (1.0f / t.softcap)) * t.softcap;
+      if (t.softcap > 0) logit = Math::tanh(logit * (1.0f / t.softcap)) * t.softcap;
       if (t.alibi_slope != 0) {
         logit += (load(kIota) + (t.distance + static_cast<float>(k))) * t.alibi_slope;
       }
@@ -410,12 +368,12 @@ struct AttentionKernelsFor {
     state.max = tile_max < old_max ? old_max : tile_max;  // NaN in tile_max stays
     Vec sums{};
     for (int64_t k = 0; k < kTileKeys; k += kLanes) {
-      const Vec weight = exp(load(logits + k) - state.max);
+      const Vec weight = Math::exp(load(logits + k) - state.max);
       store(logits + k, weight);
       sums += weight;
     }
     if (state.max != old_max) {
-      const float rescale = exp(old_max - state.max);
+      const float rescale = Math::exp(old_max - state.max);
       state.sum *= rescale;
       for (int64_t d = 0; d < size; d += kLanes) store(output + d, load(output + d) * rescale);
     }
@@ -426,8 +384,8 @@ struct AttentionKernelsFor {
   static void merge(SoftmaxState& state, float* output, const SoftmaxState& other_state,
                     const float* other_output, int64_t size) {
     const float max = other_state.max < state.max ? state.max : other_state.max;
-    const float weight = state.max == max ? 1.0f : exp(state.max - max);
-    const float other_weight = other_state.max == max ? 1.0f : exp(other_state.max - max);
+    const float weight = state.max == max ? 1.0f : Math::exp(state.max - max);
+    const float other_weight = other_state.max == max ? 1.0f : Math::exp(other_state.max - max);
     for (int64_t d = 0; d < size; d += kLanes) {
       store(output + d,
             V::fma(load(other_output + d), broadcast(other_weight), load(output + d) * weight));
