@@ -50,6 +50,9 @@ PAGED_KV_SCHEMAS(m) {
   // What else a decoder computes in each layer, on a CPU.
   m.def("linear(Tensor(a!) out, Tensor x, Tensor weight, Tensor? bias=None) -> ()");
   m.def("rms_norm(Tensor(a!) out, Tensor input, Tensor weight, float epsilon) -> ()");
+  m.def("apply_rotary(Tensor(a!) x, Tensor cos, Tensor signed_sin) -> ()");
+  m.def("silu_and_mul(Tensor(a!) out, Tensor input) -> ()");
+  m.def("gelu_tanh_and_mul(Tensor(a!) out, Tensor input) -> ()");
 
   // Whole blocks.
   m.def(

@@ -17,6 +17,37 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 
+@torch.library.register_fake("paged_kv::apply_rotary")
+def _apply_rotary(x: Tensor, cos: Tensor, signed_sin: Tensor) -> None:
+    sizes = NamedSizes()
+    sizes.check(x, "x", "num_tokens", "num_heads", "head_size")
+    check_dtype(x, "x", *FLOAT_DTYPES)
+    for name, factors in {"cos": cos, "signed_sin": signed_sin}.items():
+        sizes.check(factors, name, "num_tokens", "1", "head_size")
+        check_dtype(factors, name, x.dtype)
+    torch._check(sizes["1"] == 1, lambda: "cos: expected shape [num_tokens, 1, head_size]")
+    torch._check(
+        sizes["head_size"] % 2 == 0,
+        lambda: f"x: expected an even head_size, got {sizes['head_size']}",
+    )
+
+
+@torch.library.register_fake("paged_kv::gelu_tanh_and_mul")
+@torch.library.register_fake("paged_kv::silu_and_mul")
+def _gated_activation(out: Tensor, input: Tensor) -> None:
+    sizes = NamedSizes()
+    sizes.check(input, "input", "num_rows", "2 * size")
+    check_dtype(input, "input", *FLOAT_DTYPES)
+    sizes.check(out, "out", "num_rows", "size")
+    check_dtype(out, "out", input.dtype)
+    torch._check(
+        sizes["2 * size"] == 2 * sizes["size"],
+        lambda: (
+            f"out: expected half the width of input, {sizes['2 * size']} / 2, got {sizes['size']}"
+        ),
+    )
+
+
 @torch.library.register_fake("paged_kv::linear")
 def _linear(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
     sizes = NamedSizes()

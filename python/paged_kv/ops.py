@@ -33,16 +33,24 @@ from paged_kv._cache_ops import (
     reshape_and_cache_flash,
     swap_blocks,
 )
-from paged_kv._model_ops import linear, rms_norm
+from paged_kv._model_ops import (
+    apply_rotary,
+    gelu_tanh_and_mul,
+    linear,
+    rms_norm,
+    silu_and_mul,
+)
 from paged_kv._paged_attention_ops import paged_attention_v1, paged_attention_v2
 
 __all__ = [
     "apply_block_table_writes",
+    "apply_rotary",
     "attention_plan_size",
     "compute_slot_mapping",
     "copy_blocks",
     "gather_block_tables",
     "gather_cache",
+    "gelu_tanh_and_mul",
     "linear",
     "merge_attn_states",
     "paged_attention_v1",
@@ -52,5 +60,6 @@ __all__ = [
     "reshape_and_cache",
     "reshape_and_cache_flash",
     "rms_norm",
+    "silu_and_mul",
     "swap_blocks",
 ]

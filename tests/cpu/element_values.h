@@ -19,6 +19,16 @@ inline constexpr auto kElementTypes = {ElementType::kFloat,      ElementType::kH
                                        ElementType::kBFloat16,   ElementType::kFloat8E4M3,
                                        ElementType::kFloat8E5M2, ElementType::kInt8};
 
+inline constexpr auto kFloatTypes = {ElementType::kFloat, ElementType::kHalf,
+                                     ElementType::kBFloat16};
+
+// Of the element of a float type that is next to `value`.
+inline std::uint32_t bits_of(ElementType type, float value) {
+  if (type == ElementType::kHalf) return to<Half>(value).bits;
+  if (type == ElementType::kBFloat16) return to<BFloat16>(value).bits;
+  return std::bit_cast<std::uint32_t>(value);
+}
+
 // The value of an element with these bits.
 inline float element_value(ElementType type, std::uint32_t bits) {
   switch (type) {

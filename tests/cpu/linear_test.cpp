@@ -7,7 +7,6 @@
 #include "ops/cpu/isa/select.h"
 #include "test_threads.h"
 
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -18,18 +17,12 @@
 namespace paged_kv::cpu {
 namespace {
 
+using testing::bits_of;
 using testing::element_value;
 using testing::kBackwardsRunner;
+using testing::kFloatTypes;
 using testing::kFourThreadsRunner;
 using testing::pack;
-
-constexpr auto kFloatTypes = {ElementType::kFloat, ElementType::kHalf, ElementType::kBFloat16};
-
-std::uint32_t bits_of(ElementType type, float value) {
-  if (type == ElementType::kHalf) return to<Half>(value).bits;
-  if (type == ElementType::kBFloat16) return to<BFloat16>(value).bits;
-  return std::bit_cast<std::uint32_t>(value);
-}
 
 // Rows of random elements with `padding` NaNs behind each.
 class Matrix {

@@ -76,7 +76,7 @@ class Attention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             query_key[:, : self.num_heads] = self.q_norm(query_key[:, : self.num_heads])
             query_key[:, self.num_heads :] = self.k_norm(query_key[:, self.num_heads :])
-        query_key = apply_rotary(query_key, *rotary)
+        query_key = apply_rotary(query_key, *rotary)  # within qkv, which nobody else holds
         query, key = query_key[:, : self.num_heads], query_key[:, self.num_heads :]
 
         torch.ops.paged_kv.reshape_and_cache_flash(

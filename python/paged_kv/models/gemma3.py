@@ -3,16 +3,15 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from paged_kv.models.attention import Attention
 from paged_kv.models.decoder import DecoderForCausalLM
-from paged_kv.models.layers import GatedMLP, RMSNorm, rms_norm
+from paged_kv.models.layers import GatedMLP, RMSNorm, gelu_tanh_and_mul, rms_norm
 
 if TYPE_CHECKING:
     from paged_kv.kv_cache import KVCache
@@ -61,7 +60,7 @@ class Gemma3DecoderLayer(nn.Module):
         self.mlp = GatedMLP(
             size,
             config.intermediate_size,
-            activation=partial(functional.gelu, approximate="tanh"),
+            activation=gelu_tanh_and_mul,
         )
         self.post_feedforward_layernorm = Gemma3RMSNorm(size, eps=eps)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 import paged_kv.ops  # noqa: F401  (registers torch.ops.paged_kv)
 from paged_kv.models.linear import Linear
@@ -17,7 +18,16 @@ if TYPE_CHECKING:
 
     from paged_kv.models.config import RopeScaling
 
-__all__ = ["GatedMLP", "HasBuffers", "RMSNorm", "RotaryEmbedding", "apply_rotary", "rms_norm"]
+__all__ = [
+    "GatedMLP",
+    "HasBuffers",
+    "RMSNorm",
+    "RotaryEmbedding",
+    "apply_rotary",
+    "gelu_tanh_and_mul",
+    "rms_norm",
+    "silu_and_mul",
+]
 
 
 def _empty_parameter(*shape: int) -> nn.Parameter:
@@ -78,13 +88,45 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return normed.to(weight.dtype).mul_(weight).to(x.dtype)
 
 
+def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """``silu(gate) * up``, silu rounded before the product.
+
+    Args:
+        gate_up: ``[num_tokens, 2 * size]``: gate, then up.
+
+    Returns:
+        A new tensor ``[num_tokens, size]``.
+    """
+    if gate_up.device.type == "cpu":
+        out = _half_as_wide(gate_up)
+        torch.ops.paged_kv.silu_and_mul(out, gate_up)
+        return out
+    gate, up = gate_up.chunk(2, dim=-1)
+    return functional.silu(gate).mul_(up)
+
+
+def gelu_tanh_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """As `silu_and_mul`, with gelu in its tanh form."""
+    if gate_up.device.type == "cpu":
+        out = _half_as_wide(gate_up)
+        torch.ops.paged_kv.gelu_tanh_and_mul(out, gate_up)
+        return out
+    gate, up = gate_up.chunk(2, dim=-1)
+    return functional.gelu(gate, approximate="tanh").mul_(up)
+
+
+def _half_as_wide(gate_up: torch.Tensor) -> torch.Tensor:
+    num_tokens, width = gate_up.shape
+    return torch.empty(num_tokens, width // 2, dtype=gate_up.dtype)
+
+
 class GatedMLP(nn.Module):
     """Gated feed-forward: ``down(activation(gate(x)) * up(x))``. Gate and up are one matrix.
 
     Args:
         hidden_size: width of input and output.
         intermediate_size: width between the projections.
-        activation: applied to the gate, e.g. ``silu`` (SwiGLU).
+        activation: of the gate, times up: `silu_and_mul` (SwiGLU) or `gelu_tanh_and_mul`.
         bias: add a bias in all projections.
 
     Source:
@@ -106,8 +148,7 @@ class GatedMLP(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Map ``[num_tokens, hidden_size]`` to the same shape."""
-        gate, up = self.gate_up_proj(hidden).chunk(2, dim=-1)
-        out: torch.Tensor = self.down_proj(self.activation(gate).mul_(up))
+        out: torch.Tensor = self.down_proj(self.activation(self.gate_up_proj(hidden)))
         return out
 
 
@@ -175,13 +216,16 @@ def apply_rotary(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -
     """Rotate each head of `x`, pairing element ``i`` with ``i + head_size / 2``.
 
     Args:
-        x: ``[num_tokens, num_heads, head_size]``.
+        x: ``[num_tokens, num_heads, head_size]``; overwritten on a CPU.
         cos: ``[num_tokens, 1, head_size]`` from `RotaryEmbedding`.
         signed_sin: the same shape.
 
     Returns:
-        A new contiguous tensor of the shape of `x`.
+        `x` itself on a CPU, elsewhere a new contiguous tensor. Both have the same bits.
     """
+    if x.device.type == "cpu":
+        torch.ops.paged_kv.apply_rotary(x, cos, signed_sin)
+        return x
     # Rolling by half a head is rotate_half without its sign, which signed_sin has: the products and
     # their roundings are the same, the negation and one concatenation are saved.
     rotated = x.roll(x.shape[-1] // 2, dims=-1).mul_(signed_sin)

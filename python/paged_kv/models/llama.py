@@ -6,11 +6,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torch import nn
-from torch.nn import functional
 
 from paged_kv.models.attention import Attention
 from paged_kv.models.decoder import DecoderForCausalLM
-from paged_kv.models.layers import GatedMLP, RMSNorm
+from paged_kv.models.layers import GatedMLP, RMSNorm, silu_and_mul
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +32,7 @@ class LlamaDecoderLayer(nn.Module):
         self.mlp = GatedMLP(
             config.hidden_size,
             config.intermediate_size,
-            activation=functional.silu,
+            activation=silu_and_mul,
             bias=config.mlp_bias,
         )
 

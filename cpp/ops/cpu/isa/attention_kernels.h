@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The inner loops of CPU attention, as a table of functions that each instruction set fills in.
+// The inner loops of CPU attention and of a decoder's other ops, as a table of functions that each
+// instruction set fills in.
 //
 // Rules of this folder: its sources include nothing but each other, <stdint.h> and compiler
 // intrinsics. An inline function of std or torch that were compiled here could be the copy that the
@@ -13,6 +14,8 @@
 #pragma once
 
 #include "ops/cpu/element_type.h"
+#include "ops/cpu/isa/gated_activation_kernels.h"
+#include "ops/cpu/isa/rotary_kernels.h"
 
 #include <stdint.h>
 
@@ -117,6 +120,10 @@ struct AttentionKernels {
   // Joins the outputs of two ranges of keys: output and state become those of both.
   void (*merge)(SoftmaxState& state, float* output, const SoftmaxState& other_state,
                 const float* other_output, int64_t size);
+
+  // What else a decoder computes in each layer.
+  GatedActivationKernels gated_activations;
+  RotateHead rotate_head[kNumFloatTypes];
 };
 
 }  // namespace paged_kv::cpu

@@ -19,6 +19,8 @@
 #pragma once
 
 #include "ops/cpu/isa/attention_kernels.h"
+#include "ops/cpu/isa/gated_activation_kernels_impl.h"
+#include "ops/cpu/isa/rotary_kernels_impl.h"
 #include "ops/cpu/isa/row_fetcher.h"
 #include "ops/cpu/isa/vector_math.h"
 
@@ -408,6 +410,7 @@ struct AttentionKernelsFor {
     k.transform_logits = &transform_logits;
     k.softmax = &softmax;
     k.merge = &merge;
+    k.gated_activations = GatedActivationKernelsFor<V>::table();
     return k;
   }
 
@@ -418,7 +421,10 @@ struct AttentionKernelsFor {
     k.convert_chunked_row[kIndex] = &convert_chunked_row<kType>;
     k.transpose_rows[kIndex] = &transpose_rows<kType>;
     k.unit[kIndex] = V::template unit<kType>();
-    if constexpr (kIndex < kNumFloatTypes) k.store_row[kIndex] = &store_row<kType>;
+    if constexpr (kIndex < kNumFloatTypes) {
+      k.store_row[kIndex] = &store_row<kType>;
+      k.rotate_head[kIndex] = &RotaryKernelsFor<V>::template rotate_head<kType>;
+    }
     if constexpr (V::template kTakesInProducts<kType>) {
       k.multiply_keys[kIndex] = &multiply_keys<kType>;
       k.add_values[kIndex] = &add_values<kType>;
