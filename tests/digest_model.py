@@ -30,12 +30,12 @@ class DigestModel(torch.nn.Module):
         self.config = SimpleNamespace(
             vocab_size=VOCAB_SIZE, hidden_size=1, max_position_embeddings=MAX_LEN
         )
-        self.dtype_holder = torch.nn.Parameter(torch.zeros(1), requires_grad=False)
         self.windows = [None] if window is None else [None, window]
 
-    def prepare_for_cpu(self):
-        """There are no weights to pack."""
+    def prepare_weights(self):
+        """There are none."""
 
+    dtype = torch.float32
     batch_invariant = False  # what the engine asks for here; sums of integers are, in any case
 
     def kv_cache_specs(self, block_size, dtype, kv_cache_dtype="auto"):

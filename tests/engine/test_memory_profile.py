@@ -91,7 +91,7 @@ def test_plain_mistakes_are_told_before_anything_is_measured(
         pytest.fail("this takes seconds")
 
     monkeypatch.setattr(memory_profile, "measure_step_bytes", refuse)
-    monkeypatch.setattr(tiny_llama.loaded.model, "prepare_for_cpu", refuse)
+    monkeypatch.setattr(tiny_llama.loaded.model, "prepare_weights", refuse)
     with pytest.raises(ValueError, match=message):
         tiny_llama.llm(num_blocks=None, memory_utilization=1.0, **arguments)
 

@@ -47,7 +47,7 @@ class PagedRunner:
         blocks_per_seq = -(-max_len // block_size)
         num_blocks = 1 + 2 * num_seqs * blocks_per_seq
         shape = (num_blocks, config.num_kv_heads, block_size, config.head_size)
-        dtype = kv_cache_dtype_str_to_dtype(kv_cache_dtype, model.embed_tokens.dtype)
+        dtype = kv_cache_dtype_str_to_dtype(kv_cache_dtype, model.dtype)
 
         def poisoned() -> torch.Tensor:
             poison = torch.nan if dtype.is_floating_point else _POISON_BYTE

@@ -10,9 +10,16 @@ from model._paged_runner import PagedRunner
 from model._tiny_models import hf_logits, make_tiny, random_ids
 from torch.nn import functional
 
+from paged_kv._model_ops import IN_FEATURES_UNIT
 from paged_kv.kv_cache_memory import HUGE_PAGE_BYTES
 from paged_kv.models import load_model
-from paged_kv.models.linear import TILE_ROWS, Linear, in_fixed_tiles, move_to_huge_pages
+from paged_kv.models.linear import (
+    TILE_ROWS,
+    Linear,
+    in_fixed_tiles,
+    move_to_huge_pages,
+    narrow_if_exact,
+)
 
 
 def _linear(in_features: int, out_features: int, *, bias: bool, dtype=torch.float32) -> Linear:
@@ -74,6 +81,74 @@ def test_a_parameter_in_huge_pages():
     assert parameter.data_ptr() == moved
 
 
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_that_fit_into_16_bits_are_kept_so(dtype, bias):
+    """And give the same bits as in float32, with and without the mode that promises bits."""
+    linear = _linear(96, 2000, bias=bias)
+    numbers = torch.tensor([0.0, -0.0, torch.inf, torch.finfo(dtype).tiny, 1 + 2**-7, 3.0])
+    linear.weight.data = linear.weight.data.to(dtype).float()
+    linear.weight.data[-1, : len(numbers)] = numbers
+    x = torch.randn(5, 96)
+    for linear.batch_invariant in (False, True):
+        before = linear(x)
+        narrow = _linear(96, 2000, bias=bias)
+        narrow.batch_invariant, narrow.weight.data = linear.batch_invariant, linear.weight.data
+        narrow_if_exact(narrow.weight)
+        assert narrow.weight.dtype == dtype
+        assert torch.equal(narrow.weight.float(), linear.weight)
+        after = narrow(x)
+        assert after.dtype == torch.float32
+        assert torch.equal(after.view(torch.int32), before.view(torch.int32))
+
+
+@pytest.mark.parametrize("number", [1 + 2**-12, 1e-9, 1e38, torch.nan])
+def test_weights_that_need_32_bits_are_kept(number):
+    """One number, anywhere: of more digits, too small or too large for either type, or NaN."""
+    matrix = torch.ones(3000, 32)
+    matrix[0, 0] = 1 + 2**-10  # no bfloat16
+    matrix[2500, 31] = number
+    parameter = torch.nn.Parameter(matrix, requires_grad=False)
+    data = parameter.data_ptr()
+    narrow_if_exact(parameter)
+    assert parameter.dtype == torch.float32
+    assert parameter.data_ptr() == data
+
+
+def test_weights_that_go_through_torch_are_not_narrowed():
+    """There the other operand has to have the same dtype."""
+    parameter = torch.nn.Parameter(torch.ones(8, 33), requires_grad=False)
+    narrow_if_exact(parameter)
+    assert parameter.dtype == torch.float32
+
+
+@pytest.mark.parametrize("variant", ["llama_biases", "llama_tied", "qwen3", "gemma3"])
+def test_a_float32_model_of_16_bit_weights(variant, tmp_path):
+    """It takes half of the memory, and computes in float32 what it computed before."""
+    make_tiny(variant).bfloat16().save_pretrained(tmp_path)
+    model, plain = load_model(tmp_path).model, load_model(tmp_path).model
+    model.prepare_weights()
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() == 2]
+    narrow = {m.dtype for m in matrices if m.shape[1] % IN_FEATURES_UNIT == 0}
+    assert narrow == {torch.bfloat16}
+    assert model.dtype == plain.dtype == torch.float32
+    ids = random_ids(30)
+    logits, expected = (
+        PagedRunner(m, num_seqs=1, max_len=30, seed=1).step({0: ids})[0] for m in (model, plain)
+    )
+    assert logits.dtype == torch.float32
+    assert torch.equal(logits, expected)
+
+
+def test_weights_are_widened_for_other_devices(tmp_path):
+    """There products take operands of one dtype."""
+    make_tiny("llama_tied").bfloat16().save_pretrained(tmp_path)
+    model = load_model(tmp_path).model
+    model.prepare_weights()
+    model.to("meta").prepare_weights()
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
 @pytest.mark.parametrize("rows", [0, 1, 15, 16, 17, 48, 50])
 def test_tiles(rows):
     """Every product has `TILE_ROWS` rows, and the rows come back in order without the padding."""
@@ -94,7 +169,7 @@ def test_prepared_model(variant, batch_invariant, tmp_path):
     hf_model = make_tiny(variant)
     hf_model.save_pretrained(tmp_path)
     model = load_model(tmp_path).model
-    model.prepare_for_cpu()
+    model.prepare_weights()
     model.set_batch_invariant(batch_invariant)
     for name, slot in model.weight_slots().items():
         torch.testing.assert_close(slot, hf_model.state_dict()[name], rtol=0, atol=0)
@@ -129,7 +204,7 @@ def test_batch_invariant_mode_gives_identical_bits(wide_folder, prepared):
     """Alone or with others, in one go, in chunks or token by token."""
     model = load_model(wide_folder).model
     if prepared:
-        model.prepare_for_cpu()
+        model.prepare_weights()
     model.set_batch_invariant(True)
     ids, other = random_ids(70), random_ids(90, seed=1)
     (whole,) = PagedRunner(model, num_seqs=1, max_len=70).step({0: ids}).values()

@@ -184,7 +184,7 @@ def _run(engine: LLMEngine, prompt: Sequence[int]) -> dict[str, tuple[Tensor, Te
 
 def _bytes_for(loaded: LoadedModel, num_tokens: int, block_size: int) -> int:
     """Enough for a request of this length, whatever the groups: every layer keeps all tokens."""
-    dtype = next(loaded.model.parameters()).dtype
+    dtype = loaded.model.dtype
     specs = loaded.model.kv_cache_specs(block_size, dtype).values()
     blocks_of_a_layer = -(-num_tokens // block_size) + 2
     return 2 * blocks_of_a_layer * sum(spec.page_size_bytes for spec in specs)

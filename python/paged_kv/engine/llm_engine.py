@@ -81,14 +81,14 @@ class LLMEngine:
         self.config = config
         self.vocab_size = loaded.config.vocab_size
         self._model_limit = loaded.config.max_position_embeddings
-        dtype = next(loaded.model.parameters()).dtype
+        dtype = loaded.model.dtype
         specs = loaded.model.kv_cache_specs(config.block_size, dtype, config.kv_cache_dtype)
         # Mistakes are told before what takes seconds: copying weights, a step to measure.
         check_model_limit(config.max_model_len, self._model_limit)
         check_kv_scales(kv_scales, specs, config.kv_cache_dtype)
         device = torch.device(config.device)
         loaded.model.to(device)
-        loaded.model.prepare_for_cpu()
+        loaded.model.prepare_weights()
         plan = plan_kv_cache(
             specs,
             num_blocks=config.num_blocks,

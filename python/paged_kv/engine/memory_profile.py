@@ -117,7 +117,7 @@ def measure_graph_bytes(loaded: LoadedModel, config: EngineConfig) -> int:
     if not sizes:
         return 0
     model, caches = loaded.model, _dummy_caches(loaded, config)
-    device, dtype = torch.device(config.device), next(model.parameters()).dtype
+    device, dtype = torch.device(config.device), model.dtype
 
     def forward(step: StepTensors) -> Tensor:
         num_seqs = len(step.rows)
@@ -143,7 +143,7 @@ def measure_graph_bytes(loaded: LoadedModel, config: EngineConfig) -> int:
 def _dummy_caches(loaded: LoadedModel, config: EngineConfig) -> list[KVCache]:
     """A cache of one block, the same for each layer."""
     device = torch.device(config.device)
-    dtype = next(loaded.model.parameters()).dtype
+    dtype = loaded.model.dtype
     cache_dtype = kv_cache_dtype_str_to_dtype(config.kv_cache_dtype, dtype)
     shape = (1, config.block_size, loaded.config.num_kv_heads, loaded.config.head_size)
     block = torch.zeros(shape, dtype=cache_dtype, device=device)

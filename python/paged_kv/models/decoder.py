@@ -13,7 +13,7 @@ from torch.nn import functional
 from paged_kv._core import FullAttentionSpec, SlidingWindowSpec
 from paged_kv.kv_cache import kv_cache_dtype_str_to_dtype
 from paged_kv.models.layers import HasBuffers, RMSNorm, RotaryEmbedding
-from paged_kv.models.linear import Linear, linear, move_to_huge_pages
+from paged_kv.models.linear import Linear, linear, move_to_huge_pages, narrow_if_exact
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -82,7 +82,7 @@ class DecoderForCausalLM(nn.Module, ABC):
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Look up ``[num_tokens]`` ids: ``[num_tokens, hidden_size]``, a new tensor."""
-        return functional.embedding(input_ids, self.embed_tokens)
+        return functional.embedding(input_ids, self.embed_tokens).to(self.dtype)
 
     def reset_buffers(self) -> None:
         """Compute what no checkpoint holds; call it once the weights are loaded."""
@@ -90,14 +90,27 @@ class DecoderForCausalLM(nn.Module, ABC):
             if module is not self and isinstance(module, HasBuffers):
                 module.reset_buffers()
 
-    def prepare_for_cpu(self) -> None:
-        """Move weights to memory that a CPU reads faster; does nothing on other devices.
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the model computes in. Its matrices may be kept in less: `prepare_weights`."""
+        return self.norm.weight.dtype
 
-        Call it once the weights are loaded: a conversion of the model puts them elsewhere.
+    def prepare_weights(self) -> None:
+        """Keep weights as their device reads them fastest; results have the same bits.
+
+        On a CPU, matrices of 16-bit numbers are kept in 16 bits, whatever the model's dtype, and
+        all weights move to huge pages. On other devices they have the model's dtype.
+
+        Call it once the weights are loaded or moved: a conversion of the model puts them elsewhere.
 
         Notes:
             Cost: one copy of the weights, and one matrix more in memory while it runs.
         """
+        for matrix in self._matrices():
+            if matrix.device.type == "cpu":
+                narrow_if_exact(matrix)
+            else:
+                matrix.data = matrix.data.to(self.dtype)
         for parameter in self.parameters():
             move_to_huge_pages(parameter)
 
@@ -211,6 +224,13 @@ class DecoderForCausalLM(nn.Module, ABC):
         if self.rotary_emb.freq_factors is not None:
             slots["model.rotary_emb.freq_factors"] = self.rotary_emb.freq_factors.detach()
         return slots
+
+    def _matrices(self) -> Iterator[nn.Parameter]:
+        """What `linear` multiplies with."""
+        yield self.embed_tokens
+        for module in self.modules():
+            if isinstance(module, Linear):
+                yield module.weight
 
     def _kv_cache_spec(self, index: int, block_size: int, dtype: torch.dtype) -> AttentionSpec:
         window = self.config.sliding_window_of(index)

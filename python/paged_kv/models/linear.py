@@ -17,10 +17,19 @@ from paged_kv.kv_cache_memory import HUGE_PAGE_BYTES, zeros_in_huge_pages
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["TILE_ROWS", "Linear", "in_fixed_tiles", "linear", "move_to_huge_pages"]
+__all__ = [
+    "TILE_ROWS",
+    "Linear",
+    "in_fixed_tiles",
+    "linear",
+    "move_to_huge_pages",
+    "narrow_if_exact",
+]
 
 TILE_ROWS = 16
 """Rows of each product of `in_fixed_tiles`."""
+
+_ROWS_A_CHECK = 1024
 
 
 class Linear(nn.Module):
@@ -60,20 +69,46 @@ def linear(
 
     Args:
         x: ``[rows, in_features]``.
-        weight: ``[out_features, in_features]``, in the dtype of `x`.
+        weight: ``[out_features, in_features]``, in the dtype of `x` or as `narrow_if_exact` leaves
+            it.
         bias: ``[out_features]``, or None.
         batch_invariant: give a row the same bits whatever rows come with it.
 
     Returns:
         ``[rows, out_features]`` in the dtype of `x`.
     """
-    if _is_for_op(weight) and (batch_invariant or not _has_units_for(weight.dtype)):
+    needs_op = batch_invariant or weight.dtype != x.dtype or not _has_units_for(weight.dtype)
+    if needs_op and _is_for_op(weight):
         out = x.new_empty(x.shape[0], weight.shape[0])
         torch.ops.paged_kv.linear(out, x, weight, bias)
         return out
     if batch_invariant:
         return in_fixed_tiles(lambda tile: functional.linear(tile, weight, bias), x)
     return functional.linear(x, weight, bias)
+
+
+def narrow_if_exact(parameter: nn.Parameter) -> None:
+    """Keep a float32 matrix in 16 bits if each of its numbers is a bfloat16 or a float16 one.
+
+    Most checkpoints are published in 16 bits. `linear` widens such numbers in registers, so that
+    products have the same bits as before, read half of the memory and, with few rows, take little
+    more than half of the time.
+
+    Does nothing to a parameter that is not for `linear` on a CPU, or whose numbers need 32 bits.
+
+    Args:
+        parameter: ``[out_features, in_features]``. Its data are replaced.
+
+    Notes:
+        Cost: one pass over the matrix, which ends at the first rows that need 32 bits.
+    """
+    if parameter.dtype != torch.float32 or not _is_for_op(parameter):
+        return
+    for dtype in (torch.bfloat16, torch.float16):
+        pieces = torch.split(parameter, _ROWS_A_CHECK)
+        if all(torch.equal(piece.to(dtype).float(), piece) for piece in pieces):
+            parameter.data = parameter.data.to(dtype)
+            return
 
 
 def move_to_huge_pages(parameter: nn.Parameter) -> None:
