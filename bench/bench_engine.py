@@ -5,6 +5,10 @@ Engines live in processes of their own and take turns, sample by sample; `engine
 ``peer_*_engine.py`` say how a peer is driven. Beside them stands the least time that the work can
 take here: its operations at the rate of torch's fp32 matrix products over the very weights, or
 reading the weights once a token, whichever is longer.
+
+Weights are bfloat16 numbers, as the model's publisher and most others give them. In fp32 all
+engines compute in float32 with these; ours, too, but it keeps them in 16 bits. `WIDE_CASES` are run
+once more with weights that need 32 bits.
 """
 
 from __future__ import annotations
@@ -41,7 +45,9 @@ NUM_BLOCKS = 3200  # as many requests as there are, at their full length
 GEMM_ROWS = 256
 MAX_SAMPLES = 3  # a sample takes seconds, up to minutes
 SETTLE_S = 0.05
+WEIGHT_BYTES, FP32_BYTES = 2, 4
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+WIDE_CASES = {case: f"fp32, {case}, 32-bit weights" for case in ("1 request", "16 requests")}
 BEST_DTYPE = "best dtype"
 SHARED_PREFIX = "64 requests, shared prefix of 512"
 CACHE = f"fp32, {SHARED_PREFIX}, against ours without the prefix cache"
@@ -104,7 +110,7 @@ def rows(
         only: Regular expression for the names of the rows to run; None: all.
     """
     num_samples = max(2, min(num_samples, MAX_SAMPLES))
-    loaded = load_model(MODEL)
+    loaded = _load_in_16_bits(torch.float32)
     with tempfile.TemporaryDirectory() as folder:
         write_model_folder(loaded, Path(folder))
         bounds = Bounds(loaded)
@@ -116,17 +122,22 @@ def rows(
             ]
             if not cases:
                 continue
-            model = loaded if dtype == torch.float32 else load_model(MODEL, dtype=dtype)
-            share = dtype.itemsize / torch.float32.itemsize
             with _running(peers, peer_python, folder, dtype) as running:
-                engine = PagedKV(model)
+                engine = PagedKV(loaded if dtype == torch.float32 else _load_in_16_bits(dtype))
                 for case in cases:
-                    row = _row(f"{name}, {case}", engine, case, running, bounds, num_samples, share)
+                    row = _row(f"{name}, {case}", engine, case, running, bounds, num_samples)
                     by_case.setdefault(case, []).append(row)
                     yield row
         for case, of_dtypes in by_case.items():
             if len(of_dtypes) == len(DTYPES):
                 yield best_of_dtypes(f"{BEST_DTYPE}, {case}", of_dtypes)
+        wide_cases = {case: name for case, name in WIDE_CASES.items() if _is_chosen(name, only)}
+        if wide_cases:
+            with _running(peers, peer_python, folder, torch.float32) as running:
+                # Peers keep 32 bits whatever the numbers, so theirs need not be the same.
+                engine = PagedKV(load_model(MODEL))
+                for case, name in wide_cases.items():
+                    yield _row(name, engine, case, running, bounds, num_samples, weight_bytes=4)
         if _is_chosen(SCHEDULER_STEP, only):
             vllm = [peer for peer in peers if peer == VLLM]
             with _running(vllm, peer_python, folder, torch.float32) as running:
@@ -145,6 +156,14 @@ def best_of_dtypes(name: str, rows_of_dtypes: Sequence[Row]) -> Row:
             references[peer] = min(references.get(peer, timing), timing, key=_median)
     best = min(rows_of_dtypes, key=lambda row: row.ours.median_s)
     return Row(name, best.ours, references, best.rate, best.rate_unit)
+
+
+def _load_in_16_bits(dtype: torch.dtype) -> LoadedModel:
+    """The model with weights rounded to bfloat16, in `dtype`."""
+    loaded = load_model(MODEL, dtype=dtype)
+    for parameter in loaded.model.parameters():
+        parameter.copy_(parameter.bfloat16())
+    return loaded
 
 
 class Bounds:
@@ -220,9 +239,10 @@ def _row(
     peers: dict[str, Peer],
     bounds: Bounds,
     num_samples: int,
-    bytes_of_fp32: float,
+    *,
+    weight_bytes: int = WEIGHT_BYTES,
 ) -> Row:
-    """One case; weights take the share ``bytes_of_fp32`` of what they take in fp32."""
+    """One case; ours reads ``weight_bytes`` of each weight."""
     case = CASES[case_name]
     samplers: dict[str, Sampler] = {
         "ours": make_sampler(engine, case),
@@ -234,7 +254,7 @@ def _row(
         samplers[NAMES[peer]] = lambda process=process: process.sample(case_name)
     timings = take_turns(samplers, num_samples, settle_s=SETTLE_S)
     bound = Bound(
-        read=_times(timings.pop("read"), case.num_new_tokens * bytes_of_fp32),
+        read=_times(timings.pop("read"), case.num_new_tokens * weight_bytes / FP32_BYTES),
         compute=_times(timings.pop("gemm"), bounds.flops(case)),
         compute_name="GEMM",
     )

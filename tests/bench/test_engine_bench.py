@@ -102,6 +102,7 @@ def test_rows_compare_with_peers_and_bounds(suite):
     assert row.times_bound > 0
     assert not rows["fp32, first token of 256, prefix cached"].references
     assert len(rows) == len(found), "each has a name of its own"
+    assert "fp32, 16 requests, 32-bit weights" in rows
     best = rows["best dtype, 1 request"]
     assert best.ours == min(
         (rows[f"{name}, 1 request"].ours for name in ("fp32", "bf16")), key=lambda t: t.median_s
@@ -115,7 +116,8 @@ def test_rows_compare_with_peers_and_bounds(suite):
 
 
 def test_only_chooses_any_row(suite):
-    for name in (bench_engine.CACHE, bench_engine.KV_SLOTS, SCHEDULER_STEP, "bf16, 16 requests"):
+    for name in (bench_engine.CACHE, bench_engine.KV_SLOTS, SCHEDULER_STEP, "bf16, 16 requests",
+                 "fp32, 1 request, 32-bit weights"):  # fmt: skip
         assert [row.case for row in suite(name)] == [name]
     of_dtypes = [f"{name}, 16 requests" for name in ("fp32", "bf16", "best dtype")]
     assert [row.case for row in suite("best dtype, 16")] == of_dtypes
