@@ -9,12 +9,12 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// Columns that one kv head goes over before the next has its turn. Heads of a token that lie side
-// by side share pages: a few tokens of all heads are read nearly as fast as memory in order, many
-// tokens of one head visit each page once a head. Narrow rows need more tokens to be worth a call.
+// Columns that all kv heads go over before the next ones have their turn. Heads of a token that lie
+// side by side share pages: a few tokens of all heads are memory in order, many tokens of one head
+// visit each page once a head. Narrow rows need more tokens to be worth a call. 0: head by head.
 [[nodiscard]] std::int64_t choose_strip_keys(const PagedAttentionParams& p) noexcept {
   const bool has_heads_side_by_side = p.key.head_stride < p.key.token_stride;
-  if (!has_heads_side_by_side) return kTileKeys;
+  if (!has_heads_side_by_side) return 0;
   return element_size(p.cache_type) == sizeof(float) ? 8 : 16;
 }
 
@@ -137,14 +137,25 @@ void AttentionTile::run_tile(std::int64_t tile_begin, AttentionRow* rows) {
   add_strips(tile_begin, columns, rows);
 }
 
+LinesAhead AttentionTile::lines(CacheRows& side, const Strip& strip) {
+  return side.lines(strip.columns, tile_.kv_head_begin + strip.head_begin, strip.num_heads());
+}
+
+LinesAhead AttentionTile::lines_of_next(CacheRows& side, const Strip& strip) {
+  return side.lines_of_next(strip.columns, tile_.kv_head_begin + strip.head_begin,
+                            strip.num_heads());
+}
+
 void AttentionTile::multiply_strips(KeyRange columns) {
   const Strip first = first_strip(columns);
   for (Strip strip = first; !strip.columns.empty();) {
     const Strip next = strip_after(strip, columns);
-    TokenRows keys = keys_.rows(strip.columns, kv_head(strip));
-    fetch_meanwhile(keys, next.columns.empty() ? values_.places(first.columns, kv_head(first))
-                                               : keys_.places(next.columns, kv_head(next)));
-    multiply_keys(keys, first_row(strip.head), first_row(strip.head + 1));
+    LinesAhead ahead = next.columns.empty() ? lines(values_, first) : lines(keys_, next);
+    for (std::int64_t head = strip.head_begin; head < strip.head_end; ++head) {
+      TokenRows keys = keys_.rows(strip.columns, tile_.kv_head_begin + head);
+      keys.ahead = &ahead;
+      multiply_keys(keys, first_row(head), first_row(head + 1));
+    }
     strip = next;
   }
 }
@@ -153,11 +164,13 @@ void AttentionTile::add_strips(std::int64_t tile_begin, KeyRange columns, Attent
   const Strip first_of_next = locate_next_tile(tile_begin + kTileKeys);
   for (Strip strip = first_strip(columns); !strip.columns.empty();) {
     const Strip next = strip_after(strip, columns);
-    TokenRows values = values_.rows(strip.columns, kv_head(strip));
-    fetch_meanwhile(values, next.columns.empty() ? keys_.places_of_next(first_of_next.columns,
-                                                                        kv_head(first_of_next))
-                                                 : values_.places(next.columns, kv_head(next)));
-    add_values(values, tile_begin, first_row(strip.head), first_row(strip.head + 1), rows);
+    LinesAhead ahead =
+        next.columns.empty() ? lines_of_next(keys_, first_of_next) : lines(values_, next);
+    for (std::int64_t head = strip.head_begin; head < strip.head_end; ++head) {
+      TokenRows values = values_.rows(strip.columns, tile_.kv_head_begin + head);
+      values.ahead = &ahead;
+      add_values(values, tile_begin, first_row(head), first_row(head + 1), rows);
+    }
     strip = next;
   }
 }
@@ -169,22 +182,17 @@ AttentionTile::Strip AttentionTile::locate_next_tile(std::int64_t tile_begin) {
 }
 
 AttentionTile::Strip AttentionTile::first_strip(KeyRange columns) const noexcept {
-  const std::int64_t size = tile_.num_kv_heads == 1 ? kTileKeys : strip_keys_;
-  const std::int64_t end = (columns.begin / size + 1) * size;
-  return {{columns.begin, std::min(end, columns.end)}, 0};
+  if (strip_keys_ == 0 || tile_.num_kv_heads == 1) return {columns, 0, 1};
+  const std::int64_t end = (columns.begin / strip_keys_ + 1) * strip_keys_;
+  return {{columns.begin, std::min(end, columns.end)}, 0, tile_.num_kv_heads};
 }
 
 AttentionTile::Strip AttentionTile::strip_after(const Strip& strip,
                                                 KeyRange columns) const noexcept {
-  if (strip.head + 1 < tile_.num_kv_heads) return {strip.columns, strip.head + 1};
+  if (strip.head_end < tile_.num_kv_heads) {
+    return {strip.columns, strip.head_end, strip.head_end + 1};
+  }
   return first_strip({strip.columns.end, columns.end});
-}
-
-void AttentionTile::fetch_meanwhile(TokenRows& rows,
-                                    std::span<const void* const> places) const noexcept {
-  rows.next_rows = places.data();
-  rows.next_count = std::ssize(places);
-  rows.next_element_size = element_size(params_.cache_type);
 }
 
 void AttentionTile::set_columns(std::int64_t tile_begin) noexcept {
@@ -221,7 +229,7 @@ void AttentionTile::multiply_keys(TokenRows keys, std::int64_t first, std::int64
   }
   const std::int64_t middle = first + round_up((last - first) / 2, kMinRows);
   multiply_keys(keys, first, middle);
-  keys.next_count = 0;  // the first rows fetch for all
+  keys.ahead = nullptr;  // the first rows fetch for all
   multiply_keys(keys, middle, last);
 }
 
@@ -277,7 +285,7 @@ void AttentionTile::add_values(const TokenRows& values, std::int64_t tile_begin,
       add_to_few_rows(tokens, first, end, rows);
     }
     first = end;
-    tokens.next_count = 0;  // the first rows fetch for all
+    tokens.ahead = nullptr;  // the first rows fetch for all
   }
 }
 
@@ -285,10 +293,6 @@ void AttentionTile::add_to_rows(TokenRows values, KeyRange columns, std::int64_t
                                 std::int64_t last, AttentionRow* rows) {
   const KeyRange added = common({values.begin, values.end}, columns);
   if (added.empty()) return;
-  // The rows to fetch go with the columns: skip those of columns before.
-  const std::int64_t num_skipped = std::min(added.begin - values.begin, values.next_count);
-  values.next_rows += num_skipped;
-  values.next_count -= num_skipped;
   values.begin = added.begin;
   values.end = added.end;
   kernels_.add_values[values_.type()](logits(first), values,

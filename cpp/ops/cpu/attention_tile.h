@@ -9,7 +9,6 @@
 #include "ops/cpu/scratch.h"
 
 #include <cstdint>
-#include <span>
 
 namespace paged_kv::cpu {
 
@@ -86,15 +85,15 @@ class AttentionTile {
     std::int64_t sparse_offset;
   };
 
-  // Some columns of a tile, of one of its kv heads.
+  // Some columns of a tile, of some of its kv heads (0 = first of the tile).
   struct Strip {
     KeyRange columns;
-    std::int64_t head;  // 0 = first of the tile
+    std::int64_t head_begin;
+    std::int64_t head_end;
+
+    [[nodiscard]] std::int64_t num_heads() const noexcept { return head_end - head_begin; }
   };
 
-  [[nodiscard]] std::int64_t kv_head(const Strip& strip) const noexcept {
-    return tile_.kv_head_begin + strip.head;
-  }
   // Rows of the tile's head.
   [[nodiscard]] std::int64_t first_row(std::int64_t head) const noexcept {
     return head * tile_.num_queries * group_size_;
@@ -109,13 +108,14 @@ class AttentionTile {
   void run_tile(std::int64_t tile_begin, AttentionRow* rows);
   void multiply_strips(KeyRange columns);
   void add_strips(std::int64_t tile_begin, KeyRange columns, AttentionRow* rows);
+  // What to fetch of the strip, of this tile or the next; there may be none.
+  [[nodiscard]] LinesAhead lines(CacheRows& side, const Strip& strip);
+  [[nodiscard]] LinesAhead lines_of_next(CacheRows& side, const Strip& strip);
   [[nodiscard]] Strip first_strip(KeyRange columns) const noexcept;
   // Its columns are empty after the last one.
   [[nodiscard]] Strip strip_after(const Strip& strip, KeyRange columns) const noexcept;
   // Its first strip; there may be no such tile, then that has no columns.
   [[nodiscard]] Strip locate_next_tile(std::int64_t tile_begin);
-  // The kernel of `rows` fetches the places meanwhile; there may be none.
-  void fetch_meanwhile(TokenRows& rows, std::span<const void* const> places) const noexcept;
   void set_columns(std::int64_t tile_begin) noexcept;
   // Those that all rows [first, last) see; may be empty.
   [[nodiscard]] KeyRange common_columns(std::int64_t first, std::int64_t last) const noexcept;
@@ -138,7 +138,7 @@ class AttentionTile {
   const AttentionKernels& kernels_;
   std::int64_t group_size_;
   std::int64_t padded_size_;
-  std::int64_t strip_keys_;  // columns of a strip, if the tile has several kv heads
+  std::int64_t strip_keys_;  // columns of a strip of several kv heads; 0: strips have one head
   QueryTile tile_{};
   std::int64_t num_rows_ = 0;
   KeyRange seen_{};     // positions that some row sees

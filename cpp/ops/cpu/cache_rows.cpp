@@ -70,11 +70,11 @@ TokenRows CacheRows::rows(KeyRange columns, std::int64_t kv_head) {
   add_head(tokens_, columns, kv_head, current_);
   if (!in_place_) convert(columns);
   const void** rows = in_place_ ? current_ : converted_;
-  return {rows, columns.begin, columns.end, padded_size_, nullptr, 0, 0};
+  return {rows, columns.begin, columns.end, padded_size_};
 }
 
-std::span<const void* const> CacheRows::places(KeyRange columns, std::int64_t kv_head) {
-  return fetched_places(tokens_, columns, kv_head);
+LinesAhead CacheRows::lines(KeyRange columns, std::int64_t kv_head, std::int64_t num_heads) {
+  return lines_of(tokens_, columns, kv_head, num_heads);
 }
 
 void CacheRows::locate_next(std::int64_t tile_begin, KeyRange columns) {
@@ -82,16 +82,19 @@ void CacheRows::locate_next(std::int64_t tile_begin, KeyRange columns) {
   next_tile_begin_ = tile_begin;
 }
 
-std::span<const void* const> CacheRows::places_of_next(KeyRange columns, std::int64_t kv_head) {
-  return fetched_places(next_tokens_, columns, kv_head);
+LinesAhead CacheRows::lines_of_next(KeyRange columns, std::int64_t kv_head,
+                                    std::int64_t num_heads) {
+  return lines_of(next_tokens_, columns, kv_head, num_heads);
 }
 
-std::span<const void* const> CacheRows::fetched_places(const std::byte* const* tokens,
-                                                       KeyRange columns, std::int64_t kv_head) {
+LinesAhead CacheRows::lines_of(const std::byte* const* tokens, KeyRange columns,
+                               std::int64_t kv_head, std::int64_t num_heads) {
   const bool fetches_ahead = in_place_ || form_ == ElementType::kHalf;
   if (!fetches_ahead || columns.empty()) return {};
   add_head(tokens, columns, kv_head, next_);
-  return {next_ + columns.begin, static_cast<std::size_t>(columns.end - columns.begin)};
+  const std::int64_t row_bytes =
+      (num_heads - 1) * side_.head_stride + params_.head_size * element_size(params_.cache_type);
+  return LinesAhead::of(next_ + columns.begin, columns.end - columns.begin, row_bytes, num_heads);
 }
 
 void CacheRows::locate(std::int64_t tile_begin, KeyRange columns, const std::byte** tokens) const {
@@ -115,9 +118,8 @@ void CacheRows::add_head(const std::byte* const* tokens, KeyRange columns, std::
 void CacheRows::convert(KeyRange columns) {
   const AttentionKernels& kernels = *params_.kernels;
   if (form_ == ElementType::kHalf) {
-    kernels.convert_to_half[type_](
-        {current_, columns.begin, columns.end, padded_size_, nullptr, 0, 0},
-        reinterpret_cast<std::uint16_t*>(copy_));
+    kernels.convert_to_half[type_]({current_, columns.begin, columns.end, padded_size_},
+                                   reinterpret_cast<std::uint16_t*>(copy_));
     return;
   }
   const std::int64_t size = params_.head_size;

@@ -9,7 +9,6 @@
 #include "ops/cpu/scratch.h"
 
 #include <cstdint>
-#include <span>
 
 namespace paged_kv::cpu {
 
@@ -32,13 +31,15 @@ class CacheRows {
   // Their index in the kernel tables.
   [[nodiscard]] int type() const noexcept { return static_cast<int>(form_); }
 
-  // Where such rows lie in the cache, one pointer a column, valid until the next places() or
-  // places_of_next(); empty if there are no columns or it is not worth to fetch the rows ahead.
-  [[nodiscard]] std::span<const void* const> places(KeyRange columns, std::int64_t kv_head);
+  // What such rows of some kv heads are in the cache, token by token, valid until the next lines()
+  // or lines_of_next(). Several heads lie side by side. None if there are no columns or it is not
+  // worth to fetch the rows ahead.
+  [[nodiscard]] LinesAhead lines(KeyRange columns, std::int64_t kv_head, std::int64_t num_heads);
   // The same of the tile that will be turned to next, after locate_next() with what turn_to() will
   // get.
   void locate_next(std::int64_t tile_begin, KeyRange columns);
-  [[nodiscard]] std::span<const void* const> places_of_next(KeyRange columns, std::int64_t kv_head);
+  [[nodiscard]] LinesAhead lines_of_next(KeyRange columns, std::int64_t kv_head,
+                                         std::int64_t num_heads);
 
  private:
   // How the elements of a token lie.
@@ -56,8 +57,8 @@ class CacheRows {
   void locate(std::int64_t tile_begin, KeyRange columns, const std::byte** tokens) const;
   void add_head(const std::byte* const* tokens, KeyRange columns, std::int64_t kv_head,
                 const void** rows) const;
-  [[nodiscard]] std::span<const void* const> fetched_places(const std::byte* const* tokens,
-                                                            KeyRange columns, std::int64_t kv_head);
+  [[nodiscard]] LinesAhead lines_of(const std::byte* const* tokens, KeyRange columns,
+                                    std::int64_t kv_head, std::int64_t num_heads);
   void convert(KeyRange columns);
   void convert_strided(const void* source, float* target);
 
@@ -73,7 +74,7 @@ class CacheRows {
   const std::byte** tokens_;       // [kTileKeys], of the tile turned to, into the cache
   const std::byte** next_tokens_;  // of the tile at next_tile_begin_
   const void** current_;    // [kTileKeys], where the rows that rows() gave last lie in the cache
-  const void** next_;       // [kTileKeys], what places() or places_of_next() gave last
+  const void** next_;       // [kTileKeys], the rows of what lines() or lines_of_next() gave last
   const void** converted_;  // [kTileKeys], into copy_
   float* copy_;             // [kTileKeys, padded_size], or half of it as binary16
   std::byte* dense_row_;    // a row without its strides

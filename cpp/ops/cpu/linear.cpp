@@ -54,6 +54,13 @@ class WeightTile {
   [[nodiscard]] std::int64_t end_feature() const noexcept { return first_feature_ + count_; }
   [[nodiscard]] std::int64_t count() const noexcept { return count_; }
   [[nodiscard]] const void* const* rows() const noexcept { return rows_; }
+  // All lines of it, for one call. Rows that follow one another are one row.
+  [[nodiscard]] LinesAhead lines(const LinearParams& p) const noexcept {
+    const std::int64_t row_bytes = p.in_features * element_size(p.weight_type);
+    const bool is_one = count_ > 0 && p.weight_stride == p.in_features;
+    return is_one ? LinesAhead::of(rows_, 1, count_ * row_bytes, 1)
+                  : LinesAhead::of(rows_, count_, row_bytes, 1);
+  }
 
  private:
   ElementType type_;
@@ -106,6 +113,7 @@ void multiply_tile(const LinearParams& p, const FloatRows& x, const WeightTile& 
   const auto multiply = p.kernels->multiply_keys[static_cast<int>(tile.type())];
   const auto store = p.kernels->store_row[static_cast<int>(p.out_type)];
   const bool fetches = fetches_next_tile(p);
+  LinesAhead ahead = next.lines(p);
   for (std::int64_t begin = 0; begin < x.count; begin += kRowsAtATime) {
     const std::int64_t count = std::min(x.count - begin, kRowsAtATime);
     multiply({x.data + begin * x.stride, x.stride, count},
@@ -113,9 +121,7 @@ void multiply_tile(const LinearParams& p, const FloatRows& x, const WeightTile& 
               .begin = 0,
               .end = tile.count(),
               .size = p.in_features,
-              .next_rows = next.rows(),
-              .next_count = fetches && begin == 0 ? next.count() : 0,
-              .next_element_size = element_size(p.weight_type)},
+              .ahead = fetches && begin == 0 ? &ahead : nullptr},
              products);
     for (std::int64_t r = 0; r < count; ++r) {
       float* row = products + r * kTileKeys;

@@ -28,6 +28,38 @@ inline constexpr int64_t kTileKeys = 64;
 // take longer.
 inline constexpr int64_t kWholeBlocksOfKeys = 24;
 
+inline constexpr int64_t kLineBytes = 64;
+
+// Lines of memory that are used soon, to be fetched into the cache meanwhile, in the order of
+// `rows` and of the memory: lines in order come from the same page of DRAM. What a call has fetched
+// it takes out.
+struct LinesAhead {
+  const void* const* rows = nullptr;
+  int64_t num_rows = 0;
+  int64_t row_bytes = 0;
+  int64_t num_per_call = 0;    // a call spreads so many lines over its work
+  const char* line = nullptr;  // the next to fetch, of the first row
+  const char* row_end = nullptr;
+
+  // All lines of some rows, for so many calls.
+  static LinesAhead of(const void* const* rows, int64_t num_rows, int64_t row_bytes,
+                       int64_t num_calls) noexcept {
+    if (num_rows == 0) return {};
+    LinesAhead lines{.rows = rows, .num_rows = num_rows, .row_bytes = row_bytes};
+    const int64_t num_lines = num_rows * lines.lines_per_row();
+    lines.num_per_call = (num_lines + num_calls - 1) / num_calls;
+    lines.begin_row(rows);
+    return lines;
+  }
+
+  int64_t lines_per_row() const noexcept { return (row_bytes + kLineBytes - 1) / kLineBytes; }
+  [[gnu::always_inline]] void begin_row(const void* const* row) noexcept {
+    rows = row;
+    line = static_cast<const char*>(*row);
+    row_end = line + row_bytes;
+  }
+};
+
 // Rows of keys or of values, one pointer a token: `size` elements each, dense, size a multiple of
 // AttentionKernels::lanes. Only [begin, end) of the tokens is read.
 struct TokenRows {
@@ -35,11 +67,7 @@ struct TokenRows {
   int64_t begin;
   int64_t end;
   int64_t size;
-  // Rows of as many elements that are used next, to be fetched into the cache meanwhile: the i-th
-  // of them with the i-th row from `begin` on. Those beyond the rows read are not fetched.
-  const void* const* next_rows;  // [next_count]
-  int64_t next_count;            // 0: none
-  int64_t next_element_size;
+  LinesAhead* ahead = nullptr;  // null: nothing to fetch
 };
 
 // Float32 rows of the same length, `stride` elements apart.

@@ -20,8 +20,8 @@
 
 #include "ops/cpu/isa/attention_kernels.h"
 #include "ops/cpu/isa/gated_activation_kernels_impl.h"
+#include "ops/cpu/isa/line_fetcher.h"
 #include "ops/cpu/isa/rotary_kernels_impl.h"
-#include "ops/cpu/isa/row_fetcher.h"
 #include "ops/cpu/isa/vector_math.h"
 
 namespace paged_kv::cpu {
@@ -115,23 +115,15 @@ struct AttentionKernelsFor {
 
   // ---------------------------------------------------------------- the two products
 
-  // The products of kRows queries and kKeys keys; each load of a key serves all queries. Fetches
-  // `next` meanwhile, as many rows of it from `next_row` on.
-  template <ElementType kType, int kRows, int kKeys, bool kFetches>
+  // The products of kRows queries and kKeys keys; each load of a key serves all queries.
+  template <ElementType kType, int kRows, int kKeys>
   [[gnu::always_inline]] static void multiply_block(const float* query, int64_t query_stride,
                                                     const void* const* keys, int64_t size,
-                                                    const RowFetcher& next, int64_t next_row,
-                                                    float* logits) {
+                                                    LineFetcher& fetcher, float* logits) {
     Vec sums[kRows][kKeys] = {};
-    int64_t next_byte = kFetches ? next.begin : 0;
-    int64_t fetch_at = kFetches && next.begin < next.end ? 0 : -1;
+    LineFetcher::Loop meanwhile(fetcher);
     for (int64_t d = 0; d < size; d += kLanes) {
-      if (kFetches && d == fetch_at) {
-#pragma GCC unroll 8
-        for (int k = 0; k < kKeys; ++k) next.fetch(next_row + k, next_byte);
-        next_byte += kLineBytes;
-        fetch_at = next_byte < next.end ? fetch_at + next.elements_apart : -1;
-      }
+      meanwhile.turn();
       Vec q[kRows];
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) q[r] = load(query + r * query_stride + d);
@@ -142,9 +134,7 @@ struct AttentionKernelsFor {
         for (int r = 0; r < kRows; ++r) sums[r][k] = V::fma(q[r], key, sums[r][k]);
       }
     }
-    if (kFetches && next.last_byte >= 0) {
-      for (int k = 0; k < kKeys; ++k) next.fetch(next_row + k, next.last_byte);
-    }
+    meanwhile.finish();
     if constexpr (kKeys % 4 == 0) {
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
@@ -172,41 +162,62 @@ struct AttentionKernelsFor {
   }
 
   // As many keys of [begin, end) as there are in blocks of kKeys. Returns the first of the others.
-  // The last rows to fetch may end within a block: those are fetched before it.
   template <ElementType kType, int kRows, int kKeys>
   [[gnu::always_inline]] static int64_t multiply_some(const float* query, int64_t query_stride,
                                                       const TokenRows& keys, int64_t begin,
-                                                      int64_t end, const RowFetcher& next,
+                                                      int64_t end, LineFetcher& fetcher,
                                                       float* logits) {
     int64_t k = begin;
-    for (; k + kKeys <= end && k + kKeys - keys.begin <= next.count; k += kKeys) {
-      multiply_block<kType, kRows, kKeys, true>(query, query_stride, keys.rows + k, keys.size, next,
-                                                k - keys.begin, logits + k);
-    }
     for (; k + kKeys <= end; k += kKeys) {
-      for (int64_t i = k - keys.begin; i < k + kKeys - keys.begin && i < next.count; ++i) {
-        next.fetch_row(i);
-      }
-      multiply_block<kType, kRows, kKeys, false>(query, query_stride, keys.rows + k, keys.size,
-                                                 next, 0, logits + k);
+      multiply_block<kType, kRows, kKeys>(query, query_stride, keys.rows + k, keys.size, fetcher,
+                                          logits + k);
     }
     return k;
   }
 
   template <ElementType kType, int kRows>
   static void multiply_rows(const float* query, int64_t query_stride, const TokenRows& keys,
-                            int64_t begin, int64_t end, const RowFetcher& next, float* logits) {
+                            int64_t begin, int64_t end, LineFetcher& fetcher, float* logits) {
     constexpr int kKeys = V::template keys_per_block<kRows>();
     static_assert(kWholeBlocksOfKeys % kKeys == 0);
     int64_t k =
-        multiply_some<kType, kRows, kKeys>(query, query_stride, keys, begin, end, next, logits);
+        multiply_some<kType, kRows, kKeys>(query, query_stride, keys, begin, end, fetcher, logits);
     if constexpr (kKeys > 4) {
-      k = multiply_some<kType, kRows, 4>(query, query_stride, keys, k, end, next, logits);
+      k = multiply_some<kType, kRows, 4>(query, query_stride, keys, k, end, fetcher, logits);
     }
     if constexpr (kKeys > 2) {
-      k = multiply_some<kType, kRows, 2>(query, query_stride, keys, k, end, next, logits);
+      k = multiply_some<kType, kRows, 2>(query, query_stride, keys, k, end, fetcher, logits);
     }
-    multiply_some<kType, kRows, 1>(query, query_stride, keys, k, end, next, logits);
+    multiply_some<kType, kRows, 1>(query, query_stride, keys, k, end, fetcher, logits);
+  }
+
+  // Queries of a pass over the keys; the last pass may have fewer.
+  static constexpr int64_t kQueriesPerPass = 4;
+
+  // Turns of multiply_block()'s loop, or a few less.
+  static int64_t num_product_turns(int64_t num_queries, const TokenRows& keys) {
+    const int64_t num_keys = keys.end - keys.begin;
+    int64_t num_blocks = num_queries / kQueriesPerPass * num_key_blocks<kQueriesPerPass>(num_keys);
+    switch (num_queries % kQueriesPerPass) {
+      case 1:
+        num_blocks += num_key_blocks<1>(num_keys);
+        break;
+      case 2:
+        num_blocks += num_key_blocks<2>(num_keys);
+        break;
+      case 3:
+        num_blocks += num_key_blocks<3>(num_keys);
+        break;
+      default:
+        break;
+    }
+    return num_blocks * (keys.size / kLanes);
+  }
+
+  template <int kRows>
+  [[gnu::always_inline]] static int64_t num_key_blocks(int64_t num_keys) {
+    constexpr int64_t kKeys = V::template keys_per_block<kRows>();
+    return (num_keys + kKeys - 1) / kKeys;
   }
 
   template <ElementType kType>
@@ -215,43 +226,36 @@ struct AttentionKernelsFor {
     constexpr int64_t kBlockBytes = 16 * 1024, kUnit = kWholeBlocksOfKeys;
     const int64_t fitting = kBlockBytes / (keys.size * element_size(kType));
     const int64_t step = fitting < kUnit ? kUnit : fitting / kUnit * kUnit;
-    const int64_t num_passes = (queries.count + 3) / 4;
+    LineFetcher fetcher(keys.ahead, num_product_turns(queries.count, keys));
     for (int64_t begin = keys.begin; begin < keys.end; begin += step) {
       const int64_t end = begin + step < keys.end ? begin + step : keys.end;
-      for (int64_t row = 0; row < queries.count;) {
+      for (int64_t row = 0; row < queries.count; row += kQueriesPerPass) {
         const float* query = queries.data + row * queries.stride;
         float* out = logits + row * kTileKeys;
-        const RowFetcher next(keys, row / 4, num_passes);
         switch (queries.count - row) {
           case 1:
-            multiply_rows<kType, 1>(query, queries.stride, keys, begin, end, next, out);
-            row += 1;
+            multiply_rows<kType, 1>(query, queries.stride, keys, begin, end, fetcher, out);
             break;
           case 2:
-            multiply_rows<kType, 2>(query, queries.stride, keys, begin, end, next, out);
-            row += 2;
+            multiply_rows<kType, 2>(query, queries.stride, keys, begin, end, fetcher, out);
             break;
           case 3:
-            multiply_rows<kType, 3>(query, queries.stride, keys, begin, end, next, out);
-            row += 3;
+            multiply_rows<kType, 3>(query, queries.stride, keys, begin, end, fetcher, out);
             break;
           default:
-            multiply_rows<kType, 4>(query, queries.stride, keys, begin, end, next, out);
-            row += 4;
+            multiply_rows<kType, kQueriesPerPass>(query, queries.stride, keys, begin, end, fetcher,
+                                                  out);
         }
       }
     }
+    fetcher.finish(keys.ahead);
   }
 
-  // Adds all values to kVecs vectors of kRows outputs, which stay in registers meanwhile. Columns
-  // where a line of the next row begins fetch it.
+  // Adds all values to kVecs vectors of kRows outputs, which stay in registers meanwhile.
   template <ElementType kType, int kRows, int kVecs>
   [[gnu::always_inline]] static void add_block(const float* weights, const TokenRows& values,
                                                int64_t d, float* output, int64_t output_stride,
-                                               bool prefetch) {
-    const int64_t next_begin = d * values.next_element_size;
-    const int64_t next_bytes = kVecs * kLanes * values.next_element_size;
-    const int64_t next_count = prefetch && next_begin % kLineBytes == 0 ? values.next_count : 0;
+                                               LineFetcher& fetcher) {
     Vec sums[kRows][kVecs];
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
@@ -260,12 +264,9 @@ struct AttentionKernelsFor {
         sums[r][i] = load(output + r * output_stride + d + i * kLanes);
       }
     }
+    LineFetcher::Loop meanwhile(fetcher);
     for (int64_t k = values.begin; k < values.end; ++k) {
-      if (k - values.begin < next_count) {
-        const char* next =
-            static_cast<const char*>(values.next_rows[k - values.begin]) + next_begin;
-        for (int64_t b = 0; b < next_bytes; b += kLineBytes) __builtin_prefetch(next + b);
-      }
+      meanwhile.turn();
       Vec weight[kRows];
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) weight[r] = broadcast(weights[r * kTileKeys + k]);
@@ -277,6 +278,7 @@ struct AttentionKernelsFor {
         for (int r = 0; r < kRows; ++r) sums[r][i] = V::fma(weight[r], value, sums[r][i]);
       }
     }
+    meanwhile.finish();
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
@@ -289,19 +291,29 @@ struct AttentionKernelsFor {
   // All columns of kRows rows, kVecs vectors at a time.
   template <ElementType kType, int kRows, int kVecs>
   static void add_rows(const float* weights, const TokenRows& values, float* output,
-                       int64_t output_stride, bool prefetch) {
+                       int64_t output_stride, LineFetcher& fetcher) {
     int64_t d = 0;
     for (; d + kVecs * kLanes <= values.size; d += kVecs * kLanes) {
-      add_block<kType, kRows, kVecs>(weights, values, d, output, output_stride, prefetch);
+      add_block<kType, kRows, kVecs>(weights, values, d, output, output_stride, fetcher);
     }
     for (; d < values.size; d += kLanes) {
-      add_block<kType, kRows, 1>(weights, values, d, output, output_stride, prefetch);
+      add_block<kType, kRows, 1>(weights, values, d, output, output_stride, fetcher);
     }
+  }
+
+  // Turns of add_block()'s loop for so many rows of outputs.
+  static int64_t num_sum_turns(int64_t num_rows, const TokenRows& values) {
+    const int64_t num_vecs = values.size / kLanes, num_rest = num_rows % 4;
+    int64_t num_blocks = num_rows / 4 * (num_vecs / 2 + num_vecs % 2);
+    if (num_rest == 1) num_blocks += num_vecs / 8 + num_vecs % 8;
+    if (num_rest > 1) num_blocks += num_vecs / 4 + num_vecs % 4;
+    return num_blocks * (values.end - values.begin);
   }
 
   template <ElementType kType>
   static void add_values(const float* weights, const TokenRows& values, const FloatRows& outputs) {
     const int64_t num_fours = outputs.count / 4 * 4;
+    LineFetcher fetcher(values.ahead, num_sum_turns(outputs.count, values));
     // The columns of a block stay in the first-level cache while all rows go over them.
     for (int64_t d = 0; num_fours > 0 && d < values.size; d += 2 * kLanes) {
       const bool is_last_half = d + kLanes == values.size;
@@ -309,9 +321,9 @@ struct AttentionKernelsFor {
         const float* w = weights + row * kTileKeys;
         float* output = outputs.data + row * outputs.stride;
         if (is_last_half) {
-          add_block<kType, 4, 1>(w, values, d, output, outputs.stride, row == 0);
+          add_block<kType, 4, 1>(w, values, d, output, outputs.stride, fetcher);
         } else {
-          add_block<kType, 4, 2>(w, values, d, output, outputs.stride, row == 0);
+          add_block<kType, 4, 2>(w, values, d, output, outputs.stride, fetcher);
         }
       }
     }
@@ -320,14 +332,18 @@ struct AttentionKernelsFor {
     float* output = outputs.data + num_fours * outputs.stride;
     switch (outputs.count - num_fours) {
       case 3:
-        return add_rows<kType, 3, 4>(w, values, output, outputs.stride, num_fours == 0);
+        add_rows<kType, 3, 4>(w, values, output, outputs.stride, fetcher);
+        break;
       case 2:
-        return add_rows<kType, 2, 4>(w, values, output, outputs.stride, num_fours == 0);
+        add_rows<kType, 2, 4>(w, values, output, outputs.stride, fetcher);
+        break;
       case 1:
-        return add_rows<kType, 1, 8>(w, values, output, outputs.stride, num_fours == 0);
+        add_rows<kType, 1, 8>(w, values, output, outputs.stride, fetcher);
+        break;
       default:
-        return;
+        break;
     }
+    fetcher.finish(values.ahead);
   }
 
   // ---------------------------------------------------------------- softmax
