@@ -2,6 +2,7 @@
 #include "ops/cpu/attention_tile.h"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 
 namespace paged_kv::cpu {
@@ -11,11 +12,17 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // Columns that all kv heads go over before the next ones have their turn. Heads of a token that lie
 // side by side share pages: a few tokens of all heads are memory in order, many tokens of one head
-// visit each page once a head. Narrow rows need more tokens to be worth a call. 0: head by head.
+// visit each page once a head. So many that a strip and the next one, which is fetched meanwhile,
+// stay in the second-level cache, but enough to be worth a call. 0: head by head.
 [[nodiscard]] std::int64_t choose_strip_keys(const PagedAttentionParams& p) noexcept {
   const bool has_heads_side_by_side = p.key.head_stride < p.key.token_stride;
   if (!has_heads_side_by_side) return 0;
-  return element_size(p.cache_type) == sizeof(float) ? 8 : 16;
+  constexpr std::int64_t kStripBytes = 64 * 1024;
+  const std::int64_t element = element_size(p.cache_type);
+  const std::uint64_t fitting =
+      static_cast<std::uint64_t>(kStripBytes / (p.num_kv_heads * p.head_size * element));
+  const std::int64_t least = element == sizeof(float) ? 8 : 16;
+  return std::clamp(static_cast<std::int64_t>(std::bit_floor(fitting)), least, kTileKeys);
 }
 
 // Positions as columns of the tile that begins at `tile_begin`; may be empty.

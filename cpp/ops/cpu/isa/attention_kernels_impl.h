@@ -264,9 +264,7 @@ struct AttentionKernelsFor {
         sums[r][i] = load(output + r * output_stride + d + i * kLanes);
       }
     }
-    LineFetcher::Loop meanwhile(fetcher);
-    for (int64_t k = values.begin; k < values.end; ++k) {
-      meanwhile.turn();
+    const auto add_value = [&](int64_t k) [[gnu::always_inline]] {
       Vec weight[kRows];
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) weight[r] = broadcast(weights[r * kTileKeys + k]);
@@ -277,7 +275,15 @@ struct AttentionKernelsFor {
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) sums[r][i] = V::fma(weight[r], value, sums[r][i]);
       }
+    };
+    LineFetcher::Loop meanwhile(fetcher);
+    int64_t k = values.begin;
+    for (; k + 2 <= values.end; k += 2) {
+      meanwhile.turn();
+      add_value(k);
+      add_value(k + 1);
     }
+    if (k < values.end) add_value(k);
     meanwhile.finish();
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
@@ -307,7 +313,7 @@ struct AttentionKernelsFor {
     int64_t num_blocks = num_rows / 4 * (num_vecs / 2 + num_vecs % 2);
     if (num_rest == 1) num_blocks += num_vecs / 8 + num_vecs % 8;
     if (num_rest > 1) num_blocks += num_vecs / 4 + num_vecs % 4;
-    return num_blocks * (values.end - values.begin);
+    return num_blocks * ((values.end - values.begin) / 2);
   }
 
   template <ElementType kType>
