@@ -13,13 +13,8 @@ from torch.nn import functional
 from paged_kv._model_ops import IN_FEATURES_UNIT
 from paged_kv.kv_cache_memory import HUGE_PAGE_BYTES
 from paged_kv.models import load_model
-from paged_kv.models.linear import (
-    TILE_ROWS,
-    Linear,
-    in_fixed_tiles,
-    move_to_huge_pages,
-    narrow_if_exact,
-)
+from paged_kv.models.linear import TILE_ROWS, Linear, in_fixed_tiles
+from paged_kv.models.weight_memory import move_to_huge_pages, narrow_if_exact
 
 
 def _linear(in_features: int, out_features: int, *, bias: bool, dtype=torch.float32) -> Linear:
@@ -67,18 +62,29 @@ def test_units_for_16_bits_are_used_unless_bits_must_not_change(batch_invariant,
     assert ("paged_kv::linear" in called) == batch_invariant
 
 
-def test_a_parameter_in_huge_pages():
-    parameter = torch.nn.Parameter(torch.randn(1024, 600), requires_grad=False)
-    small = torch.nn.Parameter(torch.randn(8), requires_grad=False)
-    values, small_data = parameter.clone(), small.data_ptr()
-    move_to_huge_pages(parameter)
-    move_to_huge_pages(small)
-    assert parameter.data_ptr() % HUGE_PAGE_BYTES == 0
-    assert torch.equal(parameter, values)
-    assert small.data_ptr() == small_data
-    moved = parameter.data_ptr()
-    move_to_huge_pages(parameter)
-    assert parameter.data_ptr() == moved
+def test_parameters_in_huge_pages(monkeypatch):
+    """In order, each at a line of the cache, in chunks; a second move does nothing."""
+    monkeypatch.setattr("paged_kv.models.weight_memory._CHUNK_BYTES", 3 << 20)
+    shapes = [(1000, 300), (7,), (500, 301), (3, 3), (2000, 600), (9,)]
+    dtypes = [torch.float32, torch.bfloat16]
+    parameters = [
+        torch.nn.Parameter(torch.randn(shape).to(dtypes[i % 2]), requires_grad=False)
+        for i, shape in enumerate(shapes)
+    ]
+    values = [parameter.clone() for parameter in parameters]
+    move_to_huge_pages(parameters)
+    for parameter, value in zip(parameters, values, strict=True):
+        assert parameter.dtype == value.dtype
+        assert torch.equal(parameter, value)
+        assert parameter.untyped_storage().data_ptr() % HUGE_PAGE_BYTES == 0
+        assert parameter.data_ptr() % 64 == 0
+    places = [parameter.data_ptr() for parameter in parameters]
+    assert places[0] % HUGE_PAGE_BYTES == 0
+    assert places[1] == places[0] + 1_200_000
+    assert places[2] == places[1] + 64
+    assert len({parameter.untyped_storage().data_ptr() for parameter in parameters}) == 3
+    move_to_huge_pages(parameters)
+    assert [parameter.data_ptr() for parameter in parameters] == places
 
 
 @pytest.mark.parametrize("bias", [False, True])

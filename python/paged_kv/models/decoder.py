@@ -13,7 +13,8 @@ from torch.nn import functional
 from paged_kv._core import FullAttentionSpec, SlidingWindowSpec
 from paged_kv.kv_cache import kv_cache_dtype_str_to_dtype
 from paged_kv.models.layers import HasBuffers, RMSNorm, RotaryEmbedding
-from paged_kv.models.linear import Linear, linear, move_to_huge_pages, narrow_if_exact
+from paged_kv.models.linear import Linear, linear
+from paged_kv.models.weight_memory import move_to_huge_pages, narrow_if_exact
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -104,15 +105,14 @@ class DecoderForCausalLM(nn.Module, ABC):
         Call it once the weights are loaded or moved: a conversion of the model puts them elsewhere.
 
         Notes:
-            Cost: one copy of the weights, and one matrix more in memory while it runs.
+            Cost: one copy of the weights, of which little more than 64 MiB are in memory twice.
         """
         for matrix in self._matrices():
             if matrix.device.type == "cpu":
                 narrow_if_exact(matrix)
             else:
                 matrix.data = matrix.data.to(self.dtype)
-        for parameter in self.parameters():
-            move_to_huge_pages(parameter)
+        move_to_huge_pages(self.parameters())
 
     @property
     def batch_invariant(self) -> bool:

@@ -12,24 +12,14 @@ from torch.nn import functional
 
 import paged_kv.ops  # noqa: F401  (registers torch.ops.paged_kv)
 from paged_kv._model_ops import IN_FEATURES_UNIT
-from paged_kv.kv_cache_memory import HUGE_PAGE_BYTES, zeros_in_huge_pages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "TILE_ROWS",
-    "Linear",
-    "in_fixed_tiles",
-    "linear",
-    "move_to_huge_pages",
-    "narrow_if_exact",
-]
+__all__ = ["TILE_ROWS", "Linear", "in_fixed_tiles", "is_for_op", "linear"]
 
 TILE_ROWS = 16
 """Rows of each product of `in_fixed_tiles`."""
-
-_ROWS_A_CHECK = 1024
 
 
 class Linear(nn.Module):
@@ -69,8 +59,8 @@ def linear(
 
     Args:
         x: ``[rows, in_features]``.
-        weight: ``[out_features, in_features]``, in the dtype of `x` or as `narrow_if_exact` leaves
-            it.
+        weight: ``[out_features, in_features]``, in the dtype of `x`, or in fewer bits as
+            :func:`~paged_kv.models.weight_memory.narrow_if_exact` leaves it.
         bias: ``[out_features]``, or None.
         batch_invariant: give a row the same bits whatever rows come with it.
 
@@ -78,53 +68,13 @@ def linear(
         ``[rows, out_features]`` in the dtype of `x`.
     """
     needs_op = batch_invariant or weight.dtype != x.dtype or not _has_units_for(weight.dtype)
-    if needs_op and _is_for_op(weight):
+    if needs_op and is_for_op(weight):
         out = x.new_empty(x.shape[0], weight.shape[0])
         torch.ops.paged_kv.linear(out, x, weight, bias)
         return out
     if batch_invariant:
         return in_fixed_tiles(lambda tile: functional.linear(tile, weight, bias), x)
     return functional.linear(x, weight, bias)
-
-
-def narrow_if_exact(parameter: nn.Parameter) -> None:
-    """Keep a float32 matrix in 16 bits if each of its numbers is a bfloat16 or a float16 one.
-
-    Most checkpoints are published in 16 bits. `linear` widens such numbers in registers, so that
-    products have the same bits as before, read half of the memory and, with few rows, take little
-    more than half of the time.
-
-    Does nothing to a parameter that is not for `linear` on a CPU, or whose numbers need 32 bits.
-
-    Args:
-        parameter: ``[out_features, in_features]``. Its data are replaced.
-
-    Notes:
-        Cost: one pass over the matrix, which ends at the first rows that need 32 bits.
-    """
-    if parameter.dtype != torch.float32 or not _is_for_op(parameter):
-        return
-    for dtype in (torch.bfloat16, torch.float16):
-        pieces = torch.split(parameter, _ROWS_A_CHECK)
-        if all(torch.equal(piece.to(dtype).float(), piece) for piece in pieces):
-            parameter.data = parameter.data.to(dtype)
-            return
-
-
-def move_to_huge_pages(parameter: nn.Parameter) -> None:
-    """Gives a parameter memory that is read faster (`zeros_in_huge_pages`). Its values stay.
-
-    Does nothing to one that is not on the CPU, is smaller than such a page or lies in them already.
-
-    Notes:
-        Cost: one copy.
-    """
-    if parameter.device.type != "cpu" or parameter.nbytes < HUGE_PAGE_BYTES:
-        return
-    if parameter.data_ptr() % HUGE_PAGE_BYTES == 0:
-        return
-    copy = zeros_in_huge_pages(tuple(parameter.shape), dtype=parameter.dtype)
-    parameter.data = copy.copy_(parameter.data)
 
 
 def in_fixed_tiles(
@@ -155,7 +105,8 @@ def in_fixed_tiles(
     return torch.cat(tiles)[:rows]
 
 
-def _is_for_op(weight: torch.Tensor) -> bool:
+def is_for_op(weight: torch.Tensor) -> bool:
+    """Whether :func:`paged_kv.ops.linear` takes such a matrix; if not, torch multiplies."""
     return weight.device.type == "cpu" and weight.shape[1] % IN_FEATURES_UNIT == 0
 
 
