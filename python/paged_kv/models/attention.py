@@ -77,7 +77,7 @@ class Attention(nn.Module):
             query_key[:, : self.num_heads] = self.q_norm(query_key[:, : self.num_heads])
             query_key[:, self.num_heads :] = self.k_norm(query_key[:, self.num_heads :])
         query_key = apply_rotary(query_key, *rotary)  # within qkv, which nobody else holds
-        query, key = query_key[:, : self.num_heads], query_key[:, self.num_heads :]
+        query, key = torch.split(query_key, [self.num_heads, self.num_kv_heads], dim=1)
 
         torch.ops.paged_kv.reshape_and_cache_flash(
             key,
@@ -89,7 +89,7 @@ class Attention(nn.Module):
             kv_cache.k_scale,
             kv_cache.v_scale,
         )
-        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        out = query.new_empty(query.shape)
         torch.ops.paged_kv.paged_attention_varlen(
             out,
             query,

@@ -77,11 +77,11 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     Returns:
         A new tensor like `x`.
     """
-    if x.device.type == "cpu":
-        out = torch.empty(x.shape, dtype=x.dtype)
-        size = x.shape[-1]
-        torch.ops.paged_kv.rms_norm(out.view(-1, size), x.reshape(-1, size), weight, eps)
-        return out
+    if x.is_cpu:
+        rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+        out = rows.new_empty(rows.shape)
+        torch.ops.paged_kv.rms_norm(out, rows, weight, eps)
+        return out if out.shape == x.shape else out.view(x.shape)
     wide = x.float()
     mean_square = wide.pow(2).mean(-1, keepdim=True)
     normed = wide * torch.rsqrt(mean_square.add_(eps))
@@ -97,7 +97,7 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     Returns:
         A new tensor ``[num_tokens, size]``.
     """
-    if gate_up.device.type == "cpu":
+    if gate_up.is_cpu:
         out = _half_as_wide(gate_up)
         torch.ops.paged_kv.silu_and_mul(out, gate_up)
         return out
@@ -107,7 +107,7 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
 
 def gelu_tanh_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """As `silu_and_mul`, with gelu in its tanh form."""
-    if gate_up.device.type == "cpu":
+    if gate_up.is_cpu:
         out = _half_as_wide(gate_up)
         torch.ops.paged_kv.gelu_tanh_and_mul(out, gate_up)
         return out
@@ -117,7 +117,7 @@ def gelu_tanh_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
 
 def _half_as_wide(gate_up: torch.Tensor) -> torch.Tensor:
     num_tokens, width = gate_up.shape
-    return torch.empty(num_tokens, width // 2, dtype=gate_up.dtype)
+    return gate_up.new_empty(num_tokens, width // 2)
 
 
 class GatedMLP(nn.Module):
@@ -223,7 +223,7 @@ def apply_rotary(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -
     Returns:
         `x` itself on a CPU, elsewhere a new contiguous tensor. Both have the same bits.
     """
-    if x.device.type == "cpu":
+    if x.is_cpu:
         torch.ops.paged_kv.apply_rotary(x, cos, signed_sin)
         return x
     # Rolling by half a head is rotate_half without its sign, which signed_sin has: the products and
