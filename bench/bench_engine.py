@@ -137,7 +137,7 @@ def rows(
                 # Peers keep 32 bits whatever the numbers, so theirs need not be the same.
                 engine = PagedKV(load_model(MODEL))
                 for case, name in wide_cases.items():
-                    yield _row(name, engine, case, running, bounds, num_samples, weight_bytes=4)
+                    yield _row(name, engine, case, running, bounds, num_samples, weight_bytes=FP32_BYTES)
         if _is_chosen(SCHEDULER_STEP, only):
             vllm = [peer for peer in peers if peer == VLLM]
             with _running(vllm, peer_python, folder, torch.float32) as running:
@@ -171,7 +171,9 @@ class Bounds:
 
     def __init__(self, loaded: LoadedModel) -> None:
         weights = {
-            name: w.clone() for name, w in loaded.model.weight_slots().items() if w.dim() == 2
+            name: w.to(torch.float32, copy=True)
+            for name, w in loaded.model.weight_slots().items()
+            if w.dim() == 2
         }
         self._head = weights.pop("lm_head.weight", weights["model.embed_tokens.weight"])
         weights.pop("model.embed_tokens.weight")

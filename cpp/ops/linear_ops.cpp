@@ -27,9 +27,9 @@ void linear(const Tensor& out, const Tensor& x, const Tensor& weight,
   check_floats(weight, "weight").shape({"out_features", "in_features"});
   if (bias) check_floats(*bias, "bias").shape({"out_features"});
   check_floats(out, "out").shape({"num_rows", "out_features"}).writable();
-  PAGED_KV_CHECK(sizes["in_features"] % kInFeaturesUnit == 0,
-                 "weight: expected in_features to be a ", "multiple of ", kInFeaturesUnit, ", got ",
-                 sizes["in_features"]);
+  PAGED_KV_CHECK(sizes["in_features"] > 0 && sizes["in_features"] % kInFeaturesUnit == 0,
+                 "weight: expected in_features to be a positive multiple of ", kInFeaturesUnit,
+                 ", got ", sizes["in_features"]);
 
   const cpu::LinearParams params{
       .kernels = &cpu::attention_kernels(),

@@ -108,7 +108,7 @@ def linear(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -
         out: ``[num_rows, out_features]``, f32/f16/bf16, last dim dense.
         x: ``[num_rows, in_features]``, f32/f16/bf16, last dim dense.
         weight: ``[out_features, in_features]``, f32/f16/bf16, last dim dense; `in_features` is a
-            multiple of `IN_FEATURES_UNIT`.
+            positive multiple of `IN_FEATURES_UNIT`.
         bias: ``[out_features]``, f32/f16/bf16, dense; or None.
 
     Mutates:

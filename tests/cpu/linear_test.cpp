@@ -56,12 +56,12 @@ class Matrix {
 
 struct Product {
   Product(std::int64_t rows, std::int64_t in, std::int64_t out, ElementType x_type,
-          ElementType weight_type)
+          ElementType weight_type, std::int64_t weight_padding = 3)
       : num_rows(rows),
         in_features(in),
         out_features(out),
         x(x_type, rows, in, 5, 1),
-        weight(weight_type, out, in, 3, 2),
+        weight(weight_type, out, in, weight_padding, 2),
         bias(weight_type, 1, out, 0, 3),
         results(static_cast<std::size_t>(rows * (out + 1)), kPoison) {}
 
@@ -113,9 +113,11 @@ TEST(Linear, IsTheProductForAnyShape) {
       for (const std::int64_t in : {16, 80}) {
         for (const std::int64_t out : {1, 2, 63, 64, 65, 193}) {
           SCOPED_TRACE(::testing::Message() << rows << " rows, " << in << " to " << out);
-          Product product(rows, in, out, ElementType::kFloat, ElementType::kFloat);
-          product.run(*set.attention, kSerialRunner);
-          product.expect_right();
+          for (const std::int64_t padding : {0, 3}) {
+            Product product(rows, in, out, ElementType::kFloat, ElementType::kFloat, padding);
+            product.run(*set.attention, kSerialRunner);
+            product.expect_right();
+          }
         }
       }
     }

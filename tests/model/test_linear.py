@@ -64,8 +64,8 @@ def test_units_for_16_bits_are_used_unless_bits_must_not_change(batch_invariant,
 
 def test_parameters_in_huge_pages(monkeypatch):
     """In order, each at a line of the cache, in chunks; a second move does nothing."""
-    monkeypatch.setattr("paged_kv.models.weight_memory._CHUNK_BYTES", 3 << 20)
-    shapes = [(1000, 300), (7,), (500, 301), (3, 3), (2000, 600), (9,)]
+    monkeypatch.setattr("paged_kv.models.weight_memory._CHUNK_BYTES", 8 << 20)
+    shapes = [(1000, 300), (7,), (500, 301), (3, 3), (2000, 600), (9,)]  # one on its own
     dtypes = [torch.float32, torch.bfloat16]
     parameters = [
         torch.nn.Parameter(torch.randn(shape).to(dtypes[i % 2]), requires_grad=False)
@@ -82,7 +82,9 @@ def test_parameters_in_huge_pages(monkeypatch):
     assert places[0] % HUGE_PAGE_BYTES == 0
     assert places[1] == places[0] + 1_200_000
     assert places[2] == places[1] + 64
-    assert len({parameter.untyped_storage().data_ptr() for parameter in parameters}) == 3
+    chunks = [parameter.untyped_storage().data_ptr() for parameter in parameters]
+    assert chunks[5] == chunks[0]
+    assert len(set(chunks)) == 2
     move_to_huge_pages(parameters)
     assert [parameter.data_ptr() for parameter in parameters] == places
 
@@ -119,6 +121,13 @@ def test_weights_that_need_32_bits_are_kept(number):
     narrow_if_exact(parameter)
     assert parameter.dtype == torch.float32
     assert parameter.data_ptr() == data
+
+
+def test_without_registers_to_widen_in_nothing_is_narrowed(monkeypatch):
+    monkeypatch.setattr("paged_kv.models.weight_memory._widens_in_registers", lambda: False)
+    parameter = torch.nn.Parameter(torch.ones(8, 32), requires_grad=False)
+    narrow_if_exact(parameter)
+    assert parameter.dtype == torch.float32
 
 
 def test_weights_that_go_through_torch_are_not_narrowed():

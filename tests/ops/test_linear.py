@@ -79,7 +79,11 @@ def test_slices_are_taken_and_their_surroundings_left():
         ({"out": torch.zeros(1, 3).expand(2, 3)}, "out: is written"),
         (
             {"x": torch.zeros(2, 24), "weight": torch.zeros(3, 24)},
-            "weight: expected in_features to be a multiple of 16, got 24",
+            "weight: expected in_features to be a positive multiple of 16, got 24",
+        ),
+        (
+            {"x": torch.zeros(2, 0), "weight": torch.zeros(3, 0)},
+            "weight: expected in_features to be a positive multiple of 16, got 0",
         ),
     ],
 )

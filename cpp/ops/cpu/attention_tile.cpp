@@ -15,10 +15,12 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 // visit each page once a head. So many that a strip and the next one, which is fetched meanwhile,
 // stay in the second-level cache, but enough to be worth a call. 0: head by head.
 [[nodiscard]] std::int64_t choose_strip_keys(const PagedAttentionParams& p) noexcept {
-  const bool has_heads_side_by_side = p.key.head_stride < p.key.token_stride;
-  if (!has_heads_side_by_side) return 0;
   constexpr std::int64_t kStripBytes = 64 * 1024;
   const std::int64_t element = element_size(p.cache_type);
+  const auto has_heads_side_by_side = [&](const CacheSide& side) {
+    return side.head_stride == p.head_size * element && side.head_stride < side.token_stride;
+  };
+  if (!has_heads_side_by_side(p.key) || !has_heads_side_by_side(p.value)) return 0;
   const std::uint64_t fitting =
       static_cast<std::uint64_t>(kStripBytes / (p.num_kv_heads * p.head_size * element));
   const std::int64_t least = element == sizeof(float) ? 8 : 16;
@@ -236,7 +238,6 @@ void AttentionTile::multiply_keys(TokenRows keys, std::int64_t first, std::int64
   }
   const std::int64_t middle = first + round_up((last - first) / 2, kMinRows);
   multiply_keys(keys, first, middle);
-  keys.ahead = nullptr;  // the first rows fetch for all
   multiply_keys(keys, middle, last);
 }
 
@@ -276,23 +277,21 @@ void AttentionTile::add_values(const TokenRows& values, std::int64_t tile_begin,
                                std::int64_t last, AttentionRow* rows) {
   constexpr std::int64_t kFewRows = 4;
   const KeyRange strip{values.begin, values.end};
-  TokenRows tokens = values;
   while (first < last) {
     if (params_.sparsity.enabled()) {
-      add_to_sparse_row(tokens, tile_begin, first++, rows);
+      add_to_sparse_row(values, tile_begin, first++, rows);
       continue;
     }
     const KeyRange columns = common(strip, queries_[first].columns);
     std::int64_t end = first + 1;
     while (end < last && equal(common(strip, queries_[end].columns), columns)) ++end;
     if (end - first + 1 >= kFewRows || end == last) {
-      add_to_rows(tokens, columns, first, end, rows);
+      add_to_rows(values, columns, first, end, rows);
     } else {
       end = std::min(first + kFewRows, last);
-      add_to_few_rows(tokens, first, end, rows);
+      add_to_few_rows(values, first, end, rows);
     }
     first = end;
-    tokens.ahead = nullptr;  // the first rows fetch for all
   }
 }
 

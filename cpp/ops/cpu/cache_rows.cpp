@@ -89,12 +89,27 @@ LinesAhead CacheRows::lines_of_next(KeyRange columns, std::int64_t kv_head,
 
 LinesAhead CacheRows::lines_of(const std::byte* const* tokens, KeyRange columns,
                                std::int64_t kv_head, std::int64_t num_heads) {
-  const bool fetches_ahead = in_place_ || form_ == ElementType::kHalf;
-  if (!fetches_ahead || columns.empty()) return {};
+  if (columns.empty() || access_ == Access::kStrided) return {};
+  const std::int64_t token_bytes = params_.head_size * element_size(params_.cache_type);
+  if (access_ == Access::kChunked || access_ == Access::kTransposed) {
+    return lines_of_blocks(tokens, columns, kv_head, params_.batch.block_size * token_bytes);
+  }
   add_head(tokens, columns, kv_head, next_);
-  const std::int64_t row_bytes =
-      (num_heads - 1) * side_.head_stride + params_.head_size * element_size(params_.cache_type);
+  const std::int64_t row_bytes = (num_heads - 1) * side_.head_stride + token_bytes;
   return LinesAhead::of(next_ + columns.begin, columns.end - columns.begin, row_bytes, num_heads);
+}
+
+// Tokens of a block lie interleaved: its head is one row. One that begins within a block ends
+// behind it, which does no harm.
+LinesAhead CacheRows::lines_of_blocks(const std::byte* const* tokens, KeyRange columns,
+                                      std::int64_t kv_head, std::int64_t head_bytes) {
+  const std::int64_t offset = kv_head * side_.head_stride;
+  std::int64_t num_blocks = 0;
+  for (std::int64_t k = columns.begin; k < columns.end; ++k) {
+    const bool follows = k > columns.begin && tokens[k] == tokens[k - 1] + side_.token_stride;
+    if (!follows) next_[num_blocks++] = tokens[k] + offset;
+  }
+  return LinesAhead::of(next_, num_blocks, head_bytes, 1);
 }
 
 void CacheRows::locate(std::int64_t tile_begin, KeyRange columns, const std::byte** tokens) const {

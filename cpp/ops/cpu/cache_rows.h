@@ -31,9 +31,9 @@ class CacheRows {
   // Their index in the kernel tables.
   [[nodiscard]] int type() const noexcept { return static_cast<int>(form_); }
 
-  // What such rows of some kv heads are in the cache, token by token, valid until the next lines()
-  // or lines_of_next(). Several heads lie side by side. None if there are no columns or it is not
-  // worth to fetch the rows ahead.
+  // Where such rows of some kv heads lie in the cache, token by token or block by block, for as
+  // many calls as there are heads; valid until the next lines() or lines_of_next(). Several heads
+  // lie side by side. None if there are no columns, or where elements are strewn.
   [[nodiscard]] LinesAhead lines(KeyRange columns, std::int64_t kv_head, std::int64_t num_heads);
   // The same of the tile that will be turned to next, after locate_next() with what turn_to() will
   // get.
@@ -59,6 +59,8 @@ class CacheRows {
                 const void** rows) const;
   [[nodiscard]] LinesAhead lines_of(const std::byte* const* tokens, KeyRange columns,
                                     std::int64_t kv_head, std::int64_t num_heads);
+  [[nodiscard]] LinesAhead lines_of_blocks(const std::byte* const* tokens, KeyRange columns,
+                                           std::int64_t kv_head, std::int64_t head_bytes);
   void convert(KeyRange columns);
   void convert_strided(const void* source, float* target);
 

@@ -121,7 +121,7 @@ void multiply_tile(const LinearParams& p, const FloatRows& x, const WeightTile& 
               .begin = 0,
               .end = tile.count(),
               .size = p.in_features,
-              .ahead = fetches && begin == 0 ? &ahead : nullptr},
+              .ahead = fetches ? &ahead : nullptr},
              products);
     for (std::int64_t r = 0; r < count; ++r) {
       float* row = products + r * kTileKeys;

@@ -103,9 +103,10 @@ class DecoderForCausalLM(nn.Module, ABC):
         all weights move to huge pages. On other devices they have the model's dtype.
 
         Call it once the weights are loaded or moved: a conversion of the model puts them elsewhere.
+        Change weights before: what is written to a matrix of 16 bits is rounded to them.
 
         Notes:
-            Cost: one copy of the weights, of which little more than 64 MiB are in memory twice.
+            Cost: one copy of the weights, and the largest matrix more in memory while it runs.
         """
         for matrix in self._matrices():
             if matrix.device.type == "cpu":
@@ -226,7 +227,7 @@ class DecoderForCausalLM(nn.Module, ABC):
         return slots
 
     def _matrices(self) -> Iterator[nn.Parameter]:
-        """What `linear` multiplies with."""
+        """The embedding and what the `Linear` modules hold."""
         yield self.embed_tokens
         for module in self.modules():
             if isinstance(module, Linear):

@@ -107,7 +107,8 @@ def in_fixed_tiles(
 
 def is_for_op(weight: torch.Tensor) -> bool:
     """Whether :func:`paged_kv.ops.linear` takes such a matrix; if not, torch multiplies."""
-    return weight.is_cpu and weight.shape[1] % IN_FEATURES_UNIT == 0
+    in_features = weight.shape[1]
+    return weight.is_cpu and in_features > 0 and in_features % IN_FEATURES_UNIT == 0
 
 
 @cache

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,15 +31,18 @@ def narrow_if_exact(parameter: nn.Parameter) -> None:
     products have the same bits as before, read half of the memory and, with few rows, take little
     more than half of the time.
 
-    Does nothing to a parameter that is not for `linear` on a CPU, or whose numbers need 32 bits.
+    Does nothing to a parameter that is not for `linear` on a CPU, or whose numbers need 32 bits;
+    nor without AVX2, where `linear` would widen in memory, which takes longer than it saves.
 
     Args:
-        parameter: ``[out_features, in_features]``. Its data are replaced.
+        parameter: ``[out_features, in_features]``. Its data are replaced: what is written to it
+            later is rounded to 16 bits.
 
     Notes:
-        Cost: one pass over the matrix, which ends at the first rows that need 32 bits.
+        Cost: a pass over the matrix for each of the two types, which ends at the first rows that
+        need more.
     """
-    if parameter.dtype != torch.float32 or not is_for_op(parameter):
+    if parameter.dtype != torch.float32 or not is_for_op(parameter) or not _widens_in_registers():
         return
     for dtype in (torch.bfloat16, torch.float16):
         pieces = torch.split(parameter, _ROWS_A_CHECK)
@@ -55,21 +60,31 @@ def move_to_huge_pages(parameters: Iterable[nn.Parameter]) -> None:
         parameters: in the order in which they are read. Their values stay, their data move.
 
     Notes:
-        Cost: one copy. Parameters share memory in chunks of 64 MiB: one more than all is in memory
-        meanwhile.
+        Cost: one copy. Small parameters share memory in chunks of 64 MiB; one chunk, or the largest
+        parameter, is in memory twice meanwhile.
     """
     moved = [p for p in parameters if p.device.type == "cpu" and not _lies_in_huge_pages(p)]
     num_left = sum(map(_padded_bytes, moved))
     chunk = torch.empty(0, dtype=torch.uint8)
     for parameter in moved:
         num_bytes = _padded_bytes(parameter)
-        if num_bytes > len(chunk):
-            size = max(num_bytes, HUGE_PAGE_BYTES, min(num_left, _CHUNK_BYTES))
-            chunk = zeros_in_huge_pages((size,), dtype=torch.uint8)
-        memory, chunk = chunk[: parameter.nbytes], chunk[num_bytes:]
+        if num_bytes > _CHUNK_BYTES // 4:  # as long as several of the small ones, or longer
+            memory = zeros_in_huge_pages((num_bytes,), dtype=torch.uint8)
+        else:
+            if num_bytes > len(chunk):
+                size = max(HUGE_PAGE_BYTES, min(num_left, _CHUNK_BYTES))
+                chunk = zeros_in_huge_pages((size,), dtype=torch.uint8)
+            memory, chunk = chunk[:num_bytes], chunk[num_bytes:]
         num_left -= num_bytes
-        copy = memory.view(parameter.dtype).view(parameter.shape)
+        copy = memory[: parameter.nbytes].view(parameter.dtype).view(parameter.shape)
         parameter.data = copy.copy_(parameter.data)
+
+
+@cache
+def _widens_in_registers() -> bool:
+    """Whether `linear` does, with the instruction set it uses here."""
+    has_avx2 = torch.backends.cpu.get_cpu_capability().startswith("AVX")
+    return has_avx2 and os.environ.get("PAGED_KV_ISA") != "scalar"
 
 
 def _padded_bytes(parameter: nn.Parameter) -> int:

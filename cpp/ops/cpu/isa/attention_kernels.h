@@ -15,6 +15,7 @@
 
 #include "ops/cpu/element_type.h"
 #include "ops/cpu/isa/gated_activation_kernels.h"
+#include "ops/cpu/isa/lines_ahead.h"
 #include "ops/cpu/isa/rotary_kernels.h"
 
 #include <stdint.h>
@@ -27,38 +28,6 @@ inline constexpr int64_t kTileKeys = 64;
 // A multiple of it is whole blocks of keys for any number of queries: less leaves some over, which
 // take longer.
 inline constexpr int64_t kWholeBlocksOfKeys = 24;
-
-inline constexpr int64_t kLineBytes = 64;
-
-// Lines of memory that are used soon, to be fetched into the cache meanwhile, in the order of
-// `rows` and of the memory: lines in order come from the same page of DRAM. What a call has fetched
-// it takes out.
-struct LinesAhead {
-  const void* const* rows = nullptr;
-  int64_t num_rows = 0;
-  int64_t row_bytes = 0;
-  int64_t num_per_call = 0;    // a call spreads so many lines over its work
-  const char* line = nullptr;  // the next to fetch, of the first row
-  const char* row_end = nullptr;
-
-  // All lines of some rows, for so many calls.
-  static LinesAhead of(const void* const* rows, int64_t num_rows, int64_t row_bytes,
-                       int64_t num_calls) noexcept {
-    if (num_rows == 0) return {};
-    LinesAhead lines{.rows = rows, .num_rows = num_rows, .row_bytes = row_bytes};
-    const int64_t num_lines = num_rows * lines.lines_per_row();
-    lines.num_per_call = (num_lines + num_calls - 1) / num_calls;
-    lines.begin_row(rows);
-    return lines;
-  }
-
-  int64_t lines_per_row() const noexcept { return (row_bytes + kLineBytes - 1) / kLineBytes; }
-  [[gnu::always_inline]] void begin_row(const void* const* row) noexcept {
-    rows = row;
-    line = static_cast<const char*>(*row);
-    row_end = line + row_bytes;
-  }
-};
 
 // Rows of keys or of values, one pointer a token: `size` elements each, dense, size a multiple of
 // AttentionKernels::lanes. Only [begin, end) of the tokens is read.

@@ -144,13 +144,13 @@ struct AttentionKernelsFor {
                   logits + r * kTileKeys + k);
         }
       }
-    } else if constexpr (kKeys == 3) {
+    } else if constexpr (kRows == 4) {
 #pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-        float three[4];
-        V::sum4(sums[r][0], sums[r][1], sums[r][2], sums[r][2], three);
+      for (int k = 0; k < kKeys; ++k) {
+        float of_rows[4];
+        V::sum4(sums[0][k], sums[1][k], sums[2][k], sums[3][k], of_rows);
 #pragma GCC unroll 8
-        for (int k = 0; k < 3; ++k) logits[r * kTileKeys + k] = three[k];
+        for (int r = 0; r < 4; ++r) logits[r * kTileKeys + k] = of_rows[r];
       }
     } else {
 #pragma GCC unroll 8

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Fetches memory into the cache ahead of its use, a line now and then. Everything is in an
-// anonymous namespace: see attention_kernels.h.
+// anonymous namespace, so that no symbol is shared between instruction sets.
 #pragma once
 
-#include "ops/cpu/isa/attention_kernels.h"
+#include "ops/cpu/isa/lines_ahead.h"
 
 namespace paged_kv::cpu {
 namespace {

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What attention fetches ahead of a cache in each layout: it changes no result, so nothing else
+// would notice.
+#include "ops/cpu/cache_rows.h"
+
+#include "ops/cpu/isa/instruction_sets.h"
+
+#include <cstddef>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace paged_kv::cpu {
+namespace {
+
+constexpr std::int64_t kHeads = 4, kHeadSize = 16, kBlockSize = 16;
+constexpr std::int64_t kTokenBytes = kHeadSize * std::int64_t{sizeof(float)};
+constexpr std::int64_t kBlockBytes = kHeads * kBlockSize * kTokenBytes;
+
+// One sequence whose blocks are 5, 2, 7, 3, 0, ... of a cache of float32.
+struct Cache {
+  explicit Cache(CacheSide of_layout) : side(of_layout) {
+    side.data = memory.data();
+    params.kernels = &kScalarKernels;
+    params.batch.block_tables = {table.data(), 1, std::ssize(table), std::ssize(table), 1};
+    params.batch.block_size = kBlockSize;
+    params.cache_type = ElementType::kFloat;
+    params.num_kv_heads = kHeads;
+    params.head_size = kHeadSize;
+    ScratchCutter sizes(nullptr);
+    (void)CacheRows(params, side, sizes);
+    scratch.resize(static_cast<std::size_t>(sizes.num_bytes()) + 64);
+  }
+
+  CacheRows rows() {
+    ScratchCutter cutter(scratch.data());
+    CacheRows rows(params, side, cutter);
+    rows.begin(0, 1);
+    return rows;
+  }
+
+  // Where a token's head lies.
+  [[nodiscard]] const void* place(std::int64_t token, std::int64_t head) const {
+    return side.data + table[static_cast<std::size_t>(token / kBlockSize)] * side.block_stride +
+           token % kBlockSize * side.token_stride + head * side.head_stride;
+  }
+
+  std::vector<std::byte> memory = std::vector<std::byte>(8 * kBlockBytes);
+  std::vector<std::int32_t> table{5, 2, 7, 3, 0, 1, 4, 6};
+  std::vector<std::byte> scratch;
+  CacheSide side;
+  PagedAttentionParams params{};
+};
+
+CacheSide layout(std::int64_t token_stride, std::int64_t head_stride,
+                 std::int64_t chunk_size = kHeadSize, std::int64_t chunk_stride = 0) {
+  CacheSide side{};
+  side.block_stride = kBlockBytes;
+  side.token_stride = token_stride;
+  side.head_stride = head_stride;
+  side.dim_stride = sizeof(float);
+  side.chunk_size = chunk_size;
+  side.chunk_stride = chunk_stride;
+  return side;
+}
+
+CacheSide nhd() { return layout(kHeads * kTokenBytes, kTokenBytes); }
+CacheSide hnd() { return layout(kTokenBytes, kBlockSize * kTokenBytes); }
+// Keys of the classic ops: [head, dim / 4, token, 4].
+CacheSide packed() { return layout(16, kBlockSize * kTokenBytes, 4, kBlockSize * 16); }
+
+void expect_rows(const LinesAhead& lines, const std::vector<const void*>& rows,
+                 std::int64_t row_bytes) {
+  ASSERT_EQ(lines.num_rows, std::ssize(rows));
+  EXPECT_EQ(std::vector<const void*>(lines.rows, lines.rows + lines.num_rows), rows);
+  EXPECT_EQ(lines.row_bytes, row_bytes);
+  EXPECT_EQ(lines.line, rows[0]);
+}
+
+TEST(CacheRowsAhead, HeadsSideBySideAreOneRowOfAToken) {
+  Cache cache(nhd());
+  CacheRows rows = cache.rows();
+  rows.turn_to(64, {3, 64});
+  expect_rows(rows.lines({30, 33}, 1, 2),
+              {cache.place(94, 1), cache.place(95, 1), cache.place(96, 1)}, 2 * kTokenBytes);
+  EXPECT_EQ(rows.lines({30, 33}, 1, 2).num_per_call, 3);
+}
+
+TEST(CacheRowsAhead, AHeadOfATokenIsARow) {
+  for (const CacheSide& side : {nhd(), hnd()}) {
+    Cache cache(side);
+    CacheRows rows = cache.rows();
+    rows.turn_to(0, {0, 64});
+    expect_rows(rows.lines({15, 17}, 3, 1), {cache.place(15, 3), cache.place(16, 3)}, kTokenBytes);
+  }
+}
+
+TEST(CacheRowsAhead, TokensThatLieInterleavedAreOneRowOfABlock) {
+  Cache cache(packed());
+  CacheRows rows = cache.rows();
+  rows.turn_to(0, {10, 64});
+  expect_rows(rows.lines({10, 33}, 2, 1),
+              {cache.place(10, 2), cache.place(16, 2), cache.place(32, 2)},
+              kBlockSize * kTokenBytes);
+}
+
+TEST(CacheRowsAhead, TheNextTileIsThatOfItsOwnBlocks) {
+  Cache cache(hnd());
+  CacheRows rows = cache.rows();
+  rows.turn_to(0, {0, 64});
+  rows.locate_next(64, {0, 2});
+  expect_rows(rows.lines_of_next({0, 2}, 1, 1), {cache.place(64, 1), cache.place(65, 1)},
+              kTokenBytes);
+  expect_rows(rows.lines({0, 1}, 1, 1), {cache.place(0, 1)}, kTokenBytes);
+  rows.turn_to(64, {0, 2});
+  expect_rows(rows.lines({0, 1}, 1, 1), {cache.place(64, 1)}, kTokenBytes);
+}
+
+TEST(CacheRowsAhead, NoColumnsAreNoLines) {
+  Cache cache(nhd());
+  CacheRows rows = cache.rows();
+  rows.turn_to(0, {0, 64});
+  EXPECT_EQ(rows.lines({64, 64}, 0, kHeads).num_rows, 0);
+}
+
+TEST(CacheRowsAhead, StrewnElementsAreNotFetched) {
+  CacheSide side = nhd();
+  side.dim_stride = 2 * sizeof(float);
+  Cache cache(side);
+  CacheRows rows = cache.rows();
+  rows.turn_to(0, {0, 4});
+  EXPECT_EQ(rows.lines({0, 4}, 0, 1).num_rows, 0);
+}
+
+}  // namespace
+}  // namespace paged_kv::cpu
