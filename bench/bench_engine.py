@@ -137,7 +137,9 @@ def rows(
                 # Peers keep 32 bits whatever the numbers, so theirs need not be the same.
                 engine = PagedKV(load_model(MODEL))
                 for case, name in wide_cases.items():
-                    yield _row(name, engine, case, running, bounds, num_samples, weight_bytes=FP32_BYTES)
+                    yield _row(
+                        name, engine, case, running, bounds, num_samples, weight_bytes=FP32_BYTES
+                    )
         if _is_chosen(SCHEDULER_STEP, only):
             vllm = [peer for peer in peers if peer == VLLM]
             with _running(vllm, peer_python, folder, torch.float32) as running:
