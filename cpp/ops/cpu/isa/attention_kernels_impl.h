@@ -294,10 +294,11 @@ struct AttentionKernelsFor {
     }
   }
 
-  // All columns of kRows rows, kVecs vectors at a time.
-  template <ElementType kType, int kRows, int kVecs>
+  // All columns of kRows rows.
+  template <ElementType kType, int kRows>
   static void add_rows(const float* weights, const TokenRows& values, float* output,
                        int64_t output_stride, LineFetcher& fetcher) {
+    constexpr int kVecs = vecs_per_block<kRows>();
     int64_t d = 0;
     for (; d + kVecs * kLanes <= values.size; d += kVecs * kLanes) {
       add_block<kType, kRows, kVecs>(weights, values, d, output, output_stride, fetcher);
@@ -307,13 +308,26 @@ struct AttentionKernelsFor {
     }
   }
 
-  // Turns of add_block()'s loop for so many rows of outputs.
+  // Vectors of each row that stay in registers: fewer rows leave room for more.
+  template <int kRows>
+  static constexpr int vecs_per_block() {
+    return kRows == 1 ? 8 : kRows == 4 ? 2 : 4;
+  }
+
+  // Turns of add_block()'s loop for so many rows of outputs, or a few less.
   static int64_t num_sum_turns(int64_t num_rows, const TokenRows& values) {
-    const int64_t num_vecs = values.size / kLanes, num_rest = num_rows % 4;
-    int64_t num_blocks = num_rows / 4 * (num_vecs / 2 + num_vecs % 2);
-    if (num_rest == 1) num_blocks += num_vecs / 8 + num_vecs % 8;
-    if (num_rest > 1) num_blocks += num_vecs / 4 + num_vecs % 4;
+    const int64_t num_vecs = values.size / kLanes;
+    int64_t num_blocks = num_rows / 4 * num_column_blocks<4>(num_vecs);
+    if (num_rows % 4 == 1) num_blocks += num_column_blocks<1>(num_vecs);
+    if (num_rows % 4 == 2) num_blocks += num_column_blocks<2>(num_vecs);
+    if (num_rows % 4 == 3) num_blocks += num_column_blocks<3>(num_vecs);
     return num_blocks * ((values.end - values.begin) / 2);
+  }
+
+  template <int kRows>
+  [[gnu::always_inline]] static int64_t num_column_blocks(int64_t num_vecs) {
+    constexpr int64_t kVecs = vecs_per_block<kRows>();
+    return num_vecs / kVecs + num_vecs % kVecs;
   }
 
   template <ElementType kType>
@@ -321,7 +335,9 @@ struct AttentionKernelsFor {
     const int64_t num_fours = outputs.count / 4 * 4;
     LineFetcher fetcher(values.ahead, num_sum_turns(outputs.count, values));
     // The columns of a block stay in the first-level cache while all rows go over them.
-    for (int64_t d = 0; num_fours > 0 && d < values.size; d += 2 * kLanes) {
+    constexpr int kVecs = vecs_per_block<4>();
+    static_assert(kVecs == 2, "the last block of a row is a whole one or one vector");
+    for (int64_t d = 0; num_fours > 0 && d < values.size; d += kVecs * kLanes) {
       const bool is_last_half = d + kLanes == values.size;
       for (int64_t row = 0; row < num_fours; row += 4) {
         const float* w = weights + row * kTileKeys;
@@ -329,22 +345,21 @@ struct AttentionKernelsFor {
         if (is_last_half) {
           add_block<kType, 4, 1>(w, values, d, output, outputs.stride, fetcher);
         } else {
-          add_block<kType, 4, 2>(w, values, d, output, outputs.stride, fetcher);
+          add_block<kType, 4, kVecs>(w, values, d, output, outputs.stride, fetcher);
         }
       }
     }
-    // Fewer rows leave registers for more columns.
     const float* w = weights + num_fours * kTileKeys;
     float* output = outputs.data + num_fours * outputs.stride;
     switch (outputs.count - num_fours) {
       case 3:
-        add_rows<kType, 3, 4>(w, values, output, outputs.stride, fetcher);
+        add_rows<kType, 3>(w, values, output, outputs.stride, fetcher);
         break;
       case 2:
-        add_rows<kType, 2, 4>(w, values, output, outputs.stride, fetcher);
+        add_rows<kType, 2>(w, values, output, outputs.stride, fetcher);
         break;
       case 1:
-        add_rows<kType, 1, 8>(w, values, output, outputs.stride, fetcher);
+        add_rows<kType, 1>(w, values, output, outputs.stride, fetcher);
         break;
       default:
         break;
