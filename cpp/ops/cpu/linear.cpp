@@ -112,8 +112,7 @@ void multiply_tile(const LinearParams& p, const FloatRows& x, const WeightTile& 
   }
   const auto multiply = p.kernels->multiply_keys[static_cast<int>(tile.type())];
   const auto store = p.kernels->store_row[static_cast<int>(p.out_type)];
-  const bool fetches = fetches_next_tile(p);
-  LinesAhead ahead = next.lines(p);
+  LinesAhead ahead = fetches_next_tile(p) ? next.lines(p) : LinesAhead{};
   for (std::int64_t begin = 0; begin < x.count; begin += kRowsAtATime) {
     const std::int64_t count = std::min(x.count - begin, kRowsAtATime);
     multiply({x.data + begin * x.stride, x.stride, count},
@@ -121,7 +120,7 @@ void multiply_tile(const LinearParams& p, const FloatRows& x, const WeightTile& 
               .begin = 0,
               .end = tile.count(),
               .size = p.in_features,
-              .ahead = fetches ? &ahead : nullptr},
+              .ahead = &ahead},
              products);
     for (std::int64_t r = 0; r < count; ++r) {
       float* row = products + r * kTileKeys;
