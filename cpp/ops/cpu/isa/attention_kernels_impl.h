@@ -120,6 +120,9 @@ struct AttentionKernelsFor {
   [[gnu::always_inline]] static void multiply_block(const float* query, int64_t query_stride,
                                                     const void* const* keys, int64_t size,
                                                     LineFetcher& fetcher, float* logits) {
+    const void* key_rows[kKeys];  // in registers: each turn would read `keys` again
+#pragma GCC unroll 8
+    for (int k = 0; k < kKeys; ++k) key_rows[k] = keys[k];
     Vec sums[kRows][kKeys] = {};
     LineFetcher::Loop meanwhile(fetcher);
     for (int64_t d = 0; d < size; d += kLanes) {
@@ -129,7 +132,7 @@ struct AttentionKernelsFor {
       for (int r = 0; r < kRows; ++r) q[r] = load(query + r * query_stride + d);
 #pragma GCC unroll 8
       for (int k = 0; k < kKeys; ++k) {
-        const Vec key = V::template load_as_float<kType>(element<kType>(keys[k], d));
+        const Vec key = V::template load_as_float<kType>(element<kType>(key_rows[k], d));
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) sums[r][k] = V::fma(q[r], key, sums[r][k]);
       }
@@ -264,26 +267,25 @@ struct AttentionKernelsFor {
         sums[r][i] = load(output + r * output_stride + d + i * kLanes);
       }
     }
+    // Values first, then one weight after the other: so all fits into sixteen registers.
     const auto add_value = [&](int64_t k) [[gnu::always_inline]] {
-      Vec weight[kRows];
-#pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) weight[r] = broadcast(weights[r * kTileKeys + k]);
+      Vec value[kVecs];
 #pragma GCC unroll 8
       for (int i = 0; i < kVecs; ++i) {
-        const Vec value =
-            V::template load_as_float<kType>(element<kType>(values.rows[k], d + i * kLanes));
+        value[i] = V::template load_as_float<kType>(element<kType>(values.rows[k], d + i * kLanes));
+      }
 #pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) sums[r][i] = V::fma(weight[r], value, sums[r][i]);
+      for (int r = 0; r < kRows; ++r) {
+        const Vec weight = broadcast(weights[r * kTileKeys + k]);
+#pragma GCC unroll 8
+        for (int i = 0; i < kVecs; ++i) sums[r][i] = V::fma(weight, value[i], sums[r][i]);
       }
     };
     LineFetcher::Loop meanwhile(fetcher);
-    int64_t k = values.begin;
-    for (; k + 2 <= values.end; k += 2) {
+    for (int64_t k = values.begin; k < values.end; ++k) {
       meanwhile.turn();
       add_value(k);
-      add_value(k + 1);
     }
-    if (k < values.end) add_value(k);
     meanwhile.finish();
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
@@ -311,7 +313,7 @@ struct AttentionKernelsFor {
   // Vectors of each row that stay in registers: fewer rows leave room for more.
   template <int kRows>
   static constexpr int vecs_per_block() {
-    return kRows == 1 ? 8 : kRows == 4 ? 2 : 4;
+    return kRows == 1 ? 8 : kRows == 4 ? 3 : 4;
   }
 
   // Turns of add_block()'s loop for so many rows of outputs, or a few less.
@@ -321,13 +323,22 @@ struct AttentionKernelsFor {
     if (num_rows % 4 == 1) num_blocks += num_column_blocks<1>(num_vecs);
     if (num_rows % 4 == 2) num_blocks += num_column_blocks<2>(num_vecs);
     if (num_rows % 4 == 3) num_blocks += num_column_blocks<3>(num_vecs);
-    return num_blocks * ((values.end - values.begin) / 2);
+    return num_blocks * (values.end - values.begin);
   }
 
   template <int kRows>
   [[gnu::always_inline]] static int64_t num_column_blocks(int64_t num_vecs) {
     constexpr int64_t kVecs = vecs_per_block<kRows>();
+    if constexpr (kRows == 4) return (num_vecs + kVecs - 1) / kVecs;
     return num_vecs / kVecs + num_vecs % kVecs;
+  }
+
+  // Of the next block of four rows that have so many vectors left: three, but a last one is not
+  // left alone.
+  static int64_t vecs_of_block(int64_t num_left) {
+    static_assert(vecs_per_block<4>() == 3);
+    if (num_left == 4) return 2;
+    return num_left < 3 ? num_left : 3;
   }
 
   template <ElementType kType>
@@ -335,17 +346,21 @@ struct AttentionKernelsFor {
     const int64_t num_fours = outputs.count / 4 * 4;
     LineFetcher fetcher(values.ahead, num_sum_turns(outputs.count, values));
     // The columns of a block stay in the first-level cache while all rows go over them.
-    constexpr int kVecs = vecs_per_block<4>();
-    static_assert(kVecs == 2, "the last block of a row is a whole one or one vector");
-    for (int64_t d = 0; num_fours > 0 && d < values.size; d += kVecs * kLanes) {
-      const bool is_last_half = d + kLanes == values.size;
+    int64_t num_vecs = 0;
+    for (int64_t d = 0; num_fours > 0 && d < values.size; d += num_vecs * kLanes) {
+      num_vecs = vecs_of_block((values.size - d) / kLanes);
       for (int64_t row = 0; row < num_fours; row += 4) {
         const float* w = weights + row * kTileKeys;
         float* output = outputs.data + row * outputs.stride;
-        if (is_last_half) {
-          add_block<kType, 4, 1>(w, values, d, output, outputs.stride, fetcher);
-        } else {
-          add_block<kType, 4, kVecs>(w, values, d, output, outputs.stride, fetcher);
+        switch (num_vecs) {
+          case 3:
+            add_block<kType, 4, 3>(w, values, d, output, outputs.stride, fetcher);
+            break;
+          case 2:
+            add_block<kType, 4, 2>(w, values, d, output, outputs.stride, fetcher);
+            break;
+          default:
+            add_block<kType, 4, 1>(w, values, d, output, outputs.stride, fetcher);
         }
       }
     }
