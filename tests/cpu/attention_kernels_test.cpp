@@ -170,8 +170,9 @@ TEST_P(Kernels, StoredRowsAreRoundedToNearestEven) {
   }
 }
 
-// So many calls fetch all lines, about as many each, and no row that is not there is looked up: the
-// array of rows ends with the last, which ASan watches. What is fetched meanwhile changes no bit.
+// So many calls fetch all groups of lines, about as many each, and no run that is not there is
+// looked up: the array ends with the last, which ASan watches. What is fetched meanwhile changes no
+// bit.
 TEST_P(Kernels, CallsTakeOutTheLinesThatTheyFetch) {
   constexpr std::int64_t kSize = 64, kKeys = 16;
   const std::vector<float> keys(kKeys * kSize, 0.5f), queries(5 * kSize, 0.25f);
@@ -179,13 +180,14 @@ TEST_P(Kernels, CallsTakeOutTheLinesThatTheyFetch) {
   for (std::int64_t k = 0; k < kKeys; ++k) {
     key_rows[static_cast<std::size_t>(k)] = keys.data() + k * kSize;
   }
+  const char* memory = reinterpret_cast<const char*>(keys.data());
   for (const std::int64_t num_queries : {1, 2, 3, 4, 5}) {
-    for (const auto& [num_rows, row_bytes, num_calls] :
-         {std::tuple{1, 64, 1}, {1, 100, 3}, {16, 2048, 8}, {3, 6000, 2}, {24, 1, 4}}) {
-      const std::vector<const void*> rows(static_cast<std::size_t>(num_rows), keys.data());
+    for (const auto& [num_runs, num_bytes, num_calls] :
+         {std::tuple{1, 64, 1}, {1, 300, 3}, {16, 2048, 8}, {3, 3000, 2}, {24, 1, 4}}) {
+      const std::vector<MemoryRun> runs(static_cast<std::size_t>(num_runs),
+                                        {memory, memory + num_bytes});
       for (const bool multiplies : {true, false}) {
-        const std::int64_t num_lines = num_rows * ((row_bytes + kLineBytes - 1) / kLineBytes);
-        LinesAhead ahead = LinesAhead::of(rows.data(), num_rows, row_bytes, num_calls);
+        LinesAhead ahead = LinesAhead::of(runs.data(), num_runs, num_calls);
         const TokenRows tokens{key_rows.data(), 0, kKeys, kSize, &ahead};
         const TokenRows without{key_rows.data(), 0, kKeys, kSize};
         std::vector<float> products(5 * kTileKeys, 0.5f), sums(5 * kSize, 0.5f);
@@ -198,25 +200,36 @@ TEST_P(Kernels, CallsTakeOutTheLinesThatTheyFetch) {
             kernels_.add_values[0](p.data(), t, {s.data(), kSize, num_queries});
           }
         };
-        std::int64_t num_left = num_lines;
-        for (int i = 0; i < num_calls + 1 && ahead.num_rows > 0; ++i) {
+        const std::int64_t num_groups = ahead.num_groups();
+        std::int64_t num_left = num_groups;
+        for (int i = 0; i < num_calls + 1 && ahead.num_runs > 0; ++i) {
           call(tokens, products, sums);
           call(without, expected_products, expected_sums);
-          const std::int64_t lines_of_row =
-              ahead.num_rows == 0 ? 0 : (ahead.row_end - ahead.line + kLineBytes - 1) / kLineBytes;
-          const std::int64_t left =
-              lines_of_row +
-              (ahead.num_rows > 0 ? (ahead.num_rows - 1) * ahead.lines_per_row() : 0);
-          EXPECT_LT(left, num_left);
-          EXPECT_GE(left, num_lines - (i + 1) * 2 * ahead.num_per_call);
-          num_left = left;
+          EXPECT_LT(ahead.num_groups(), num_left);
+          num_left = ahead.num_groups();
+          EXPECT_GE(num_left, num_groups - (i + 1) * 2 * ahead.groups_per_call);
         }
-        EXPECT_EQ(ahead.num_rows, 0);
+        EXPECT_EQ(ahead.num_runs, 0);
         EXPECT_EQ(products, expected_products);
         EXPECT_EQ(sums, expected_sums);
       }
     }
   }
+}
+
+TEST(MemoryRuns, PiecesThatFollowOneAnotherAreOneRun) {
+  const std::array<char, 64> memory{};
+  std::array<MemoryRun, 4> of_pieces{};
+  MemoryRuns runs(of_pieces.data());
+  for (const auto& [begin, num_bytes] : {std::pair{0, 8}, {8, 8}, {32, 4}, {16, 8}}) {
+    runs.add(memory.data() + begin, num_bytes);
+  }
+  ASSERT_EQ(runs.finish(), 3);
+  for (const auto& [i, begin, end] : {std::tuple{0, 0, 16}, {1, 32, 36}, {2, 16, 24}}) {
+    EXPECT_EQ(of_pieces[static_cast<std::size_t>(i)].begin, memory.data() + begin);
+    EXPECT_EQ(of_pieces[static_cast<std::size_t>(i)].end, memory.data() + end);
+  }
+  EXPECT_EQ(MemoryRuns(of_pieces.data()).finish(), 0);
 }
 
 // Rows and columns at all edges of the register blocks, against the definition in double; how many

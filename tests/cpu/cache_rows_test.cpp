@@ -70,39 +70,59 @@ CacheSide hnd() { return layout(kTokenBytes, kBlockSize * kTokenBytes); }
 // Keys of the classic ops: [head, dim / 4, token, 4].
 CacheSide packed() { return layout(16, kBlockSize * kTokenBytes, 4, kBlockSize * 16); }
 
-void expect_rows(const LinesAhead& lines, const std::vector<const void*>& rows,
-                 std::int64_t row_bytes) {
-  ASSERT_EQ(lines.num_rows, std::ssize(rows));
-  EXPECT_EQ(std::vector<const void*>(lines.rows, lines.rows + lines.num_rows), rows);
-  EXPECT_EQ(lines.row_bytes, row_bytes);
-  EXPECT_EQ(lines.line, rows[0]);
+struct Piece {
+  const void* begin;
+  std::int64_t num_bytes;
+  bool operator==(const Piece&) const = default;
+};
+
+std::vector<Piece> runs_of(const LinesAhead& lines) {
+  std::vector<Piece> result;
+  for (const MemoryRun* run = lines.runs; run < lines.runs + lines.num_runs; ++run) {
+    result.push_back({run->begin, run->end - run->begin});
+  }
+  return result;
 }
 
-TEST(CacheRowsAhead, HeadsSideBySideAreOneRowOfAToken) {
+TEST(CacheRowsAhead, TokensOfABlockAreOneRunIfAllTheirHeadsAreUsed) {
   Cache cache(nhd());
   CacheRows rows = cache.rows();
   rows.turn_to(64, {3, 64});
-  expect_rows(rows.lines({30, 33}, 1, 2),
-              {cache.place(94, 1), cache.place(95, 1), cache.place(96, 1)}, 2 * kTokenBytes);
-  EXPECT_EQ(rows.lines({30, 33}, 1, 2).num_per_call, 3);
+  const LinesAhead lines = rows.lines({30, 35}, 0, kHeads);
+  EXPECT_EQ(runs_of(lines), (std::vector<Piece>{{cache.place(94, 0), 2 * kHeads * kTokenBytes},
+                                              {cache.place(96, 0), 3 * kHeads * kTokenBytes}}));
+  EXPECT_EQ(lines.next, cache.place(94, 0));
+  EXPECT_EQ(lines.num_groups(), 2 + 3);
+  EXPECT_EQ(lines.groups_per_call, 2);  // a call a head
 }
 
-TEST(CacheRowsAhead, AHeadOfATokenIsARow) {
-  for (const CacheSide& side : {nhd(), hnd()}) {
-    Cache cache(side);
-    CacheRows rows = cache.rows();
-    rows.turn_to(0, {0, 64});
-    expect_rows(rows.lines({15, 17}, 3, 1), {cache.place(15, 3), cache.place(16, 3)}, kTokenBytes);
-  }
+TEST(CacheRowsAhead, SomeHeadsOfATokenAreARun) {
+  Cache cache(nhd());
+  CacheRows rows = cache.rows();
+  rows.turn_to(0, {0, 64});
+  EXPECT_EQ(runs_of(rows.lines({14, 17}, 1, 2)),
+            (std::vector<Piece>{{cache.place(14, 1), 2 * kTokenBytes},
+                              {cache.place(15, 1), 2 * kTokenBytes},
+                              {cache.place(16, 1), 2 * kTokenBytes}}));
 }
 
-TEST(CacheRowsAhead, TokensThatLieInterleavedAreOneRowOfABlock) {
+TEST(CacheRowsAhead, TokensOfAHeadAreOneRunOfABlock) {
+  Cache cache(hnd());
+  CacheRows rows = cache.rows();
+  rows.turn_to(0, {0, 64});
+  EXPECT_EQ(
+      runs_of(rows.lines({14, 17}, 3, 1)),
+      (std::vector<Piece>{{cache.place(14, 3), 2 * kTokenBytes}, {cache.place(16, 3), kTokenBytes}}));
+}
+
+TEST(CacheRowsAhead, TokensThatLieInterleavedAreAllOfTheirBlock) {
   Cache cache(packed());
   CacheRows rows = cache.rows();
   rows.turn_to(0, {10, 64});
-  expect_rows(rows.lines({10, 33}, 2, 1),
-              {cache.place(10, 2), cache.place(16, 2), cache.place(32, 2)},
-              kBlockSize * kTokenBytes);
+  EXPECT_EQ(runs_of(rows.lines({10, 33}, 2, 1)),
+            (std::vector<Piece>{{cache.place(10, 2), kBlockSize * kTokenBytes},
+                              {cache.place(16, 2), kBlockSize * kTokenBytes},
+                              {cache.place(32, 2), kBlockSize * kTokenBytes}}));
 }
 
 TEST(CacheRowsAhead, TheNextTileIsThatOfItsOwnBlocks) {
@@ -110,18 +130,20 @@ TEST(CacheRowsAhead, TheNextTileIsThatOfItsOwnBlocks) {
   CacheRows rows = cache.rows();
   rows.turn_to(0, {0, 64});
   rows.locate_next(64, {0, 2});
-  expect_rows(rows.lines_of_next({0, 2}, 1, 1), {cache.place(64, 1), cache.place(65, 1)},
-              kTokenBytes);
-  expect_rows(rows.lines({0, 1}, 1, 1), {cache.place(0, 1)}, kTokenBytes);
+  EXPECT_EQ(runs_of(rows.lines_of_next({0, 2}, 1, 1)),
+            (std::vector<Piece>{{cache.place(64, 1), 2 * kTokenBytes}}));
+  EXPECT_EQ(runs_of(rows.lines({0, 1}, 1, 1)),
+            (std::vector<Piece>{{cache.place(0, 1), kTokenBytes}}));
   rows.turn_to(64, {0, 2});
-  expect_rows(rows.lines({0, 1}, 1, 1), {cache.place(64, 1)}, kTokenBytes);
+  EXPECT_EQ(runs_of(rows.lines({0, 1}, 1, 1)),
+            (std::vector<Piece>{{cache.place(64, 1), kTokenBytes}}));
 }
 
 TEST(CacheRowsAhead, NoColumnsAreNoLines) {
   Cache cache(nhd());
   CacheRows rows = cache.rows();
   rows.turn_to(0, {0, 64});
-  EXPECT_EQ(rows.lines({64, 64}, 0, kHeads).num_rows, 0);
+  EXPECT_EQ(rows.lines({64, 64}, 0, kHeads).num_runs, 0);
 }
 
 TEST(CacheRowsAhead, StrewnElementsAreNotFetched) {
@@ -130,7 +152,7 @@ TEST(CacheRowsAhead, StrewnElementsAreNotFetched) {
   Cache cache(side);
   CacheRows rows = cache.rows();
   rows.turn_to(0, {0, 4});
-  EXPECT_EQ(rows.lines({0, 4}, 0, 1).num_rows, 0);
+  EXPECT_EQ(rows.lines({0, 4}, 0, 1).num_runs, 0);
 }
 
 }  // namespace

@@ -26,7 +26,7 @@ CacheRows::CacheRows(const PagedAttentionParams& params, const CacheSide& side,
       tokens_(scratch.take<const std::byte*>(kTileKeys)),
       next_tokens_(scratch.take<const std::byte*>(kTileKeys)),
       current_(scratch.take<const void*>(kTileKeys)),
-      next_(scratch.take<const void*>(kTileKeys)),
+      ahead_(scratch.take<MemoryRun>(kTileKeys)),
       converted_(scratch.take<const void*>(kTileKeys)),
       copy_(scratch.take<float>(kTileKeys * padded_size_)),
       dense_row_(scratch.take<std::byte>(params.head_size * element_size(params.cache_type))) {}
@@ -90,26 +90,19 @@ LinesAhead CacheRows::lines_of_next(KeyRange columns, std::int64_t kv_head,
 LinesAhead CacheRows::lines_of(const std::byte* const* tokens, KeyRange columns,
                                std::int64_t kv_head, std::int64_t num_heads) {
   if (columns.empty() || access_ == Access::kStrided) return {};
+  const bool is_interleaved = access_ == Access::kChunked || access_ == Access::kTransposed;
   const std::int64_t token_bytes = params_.head_size * element_size(params_.cache_type);
-  if (access_ == Access::kChunked || access_ == Access::kTransposed) {
-    return lines_of_blocks(tokens, columns, kv_head, params_.batch.block_size * token_bytes);
-  }
-  add_head(tokens, columns, kv_head, next_);
-  const std::int64_t row_bytes = (num_heads - 1) * side_.head_stride + token_bytes;
-  return LinesAhead::of(next_ + columns.begin, columns.end - columns.begin, row_bytes, num_heads);
-}
-
-// Tokens of a block lie interleaved: its head is one row. One that begins within a block ends
-// behind it, which does no harm.
-LinesAhead CacheRows::lines_of_blocks(const std::byte* const* tokens, KeyRange columns,
-                                      std::int64_t kv_head, std::int64_t head_bytes) {
+  const std::int64_t num_bytes = is_interleaved ? params_.batch.block_size * token_bytes
+                                                : (num_heads - 1) * side_.head_stride + token_bytes;
   const std::int64_t offset = kv_head * side_.head_stride;
-  std::int64_t num_blocks = 0;
+  MemoryRuns runs(ahead_);
   for (std::int64_t k = columns.begin; k < columns.end; ++k) {
-    const bool follows = k > columns.begin && tokens[k] == tokens[k - 1] + side_.token_stride;
-    if (!follows) next_[num_blocks++] = tokens[k] + offset;
+    // A block that the columns begin within is taken to end behind its end, which does no harm.
+    const bool is_in_last = is_interleaved && k > columns.begin &&
+                            tokens[k] == tokens[k - 1] + side_.token_stride;
+    if (!is_in_last) runs.add(tokens[k] + offset, num_bytes);
   }
-  return LinesAhead::of(next_, num_blocks, head_bytes, 1);
+  return LinesAhead::of(ahead_, runs.finish(), num_heads);
 }
 
 void CacheRows::locate(std::int64_t tile_begin, KeyRange columns, const std::byte** tokens) const {

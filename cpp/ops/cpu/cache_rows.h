@@ -31,9 +31,10 @@ class CacheRows {
   // Their index in the kernel tables.
   [[nodiscard]] int type() const noexcept { return static_cast<int>(form_); }
 
-  // Where such rows of some kv heads lie in the cache, token by token or block by block, for as
-  // many calls as there are heads; valid until the next lines() or lines_of_next(). Several heads
-  // lie side by side. None if there are no columns, or where elements are strewn.
+  // The memory of such rows of some kv heads, which lie side by side, in the order of the tokens,
+  // for as many calls as there are heads; valid until the next lines() or lines_of_next(). Where
+  // tokens lie interleaved it is all of the head's block. None if there are no columns, or where
+  // elements are strewn.
   [[nodiscard]] LinesAhead lines(KeyRange columns, std::int64_t kv_head, std::int64_t num_heads);
   // The same of the tile that will be turned to next, after locate_next() with what turn_to() will
   // get.
@@ -59,8 +60,6 @@ class CacheRows {
                 const void** rows) const;
   [[nodiscard]] LinesAhead lines_of(const std::byte* const* tokens, KeyRange columns,
                                     std::int64_t kv_head, std::int64_t num_heads);
-  [[nodiscard]] LinesAhead lines_of_blocks(const std::byte* const* tokens, KeyRange columns,
-                                           std::int64_t kv_head, std::int64_t head_bytes);
   void convert(KeyRange columns);
   void convert_strided(const void* source, float* target);
 
@@ -76,7 +75,7 @@ class CacheRows {
   const std::byte** tokens_;       // [kTileKeys], of the tile turned to, into the cache
   const std::byte** next_tokens_;  // of the tile at next_tile_begin_
   const void** current_;    // [kTileKeys], where the rows that rows() gave last lie in the cache
-  const void** next_;       // [kTileKeys], the rows of what lines() or lines_of_next() gave last
+  MemoryRun* ahead_;        // [kTileKeys], the runs of what lines() or lines_of_next() gave last
   const void** converted_;  // [kTileKeys], into copy_
   float* copy_;             // [kTileKeys, padded_size], or half of it as binary16
   std::byte* dense_row_;    // a row without its strides

@@ -34,9 +34,12 @@ class WeightTile {
       : type_(p.weight_type),
         first_feature_(first_feature),
         count_(std::clamp<std::int64_t>(end_feature - first_feature, 0, kTileFeatures)) {
+    MemoryRuns runs(runs_);
     for (std::int64_t i = 0; i < count_; ++i) {
       rows_[i] = element(p.weight, type_, (first_feature + i) * p.weight_stride);
+      runs.add(rows_[i], p.in_features * element_size(type_));
     }
+    num_runs_ = runs.finish();
   }
 
   // Copies the rows to `target`, [kTileFeatures, in_features].
@@ -54,19 +57,16 @@ class WeightTile {
   [[nodiscard]] std::int64_t end_feature() const noexcept { return first_feature_ + count_; }
   [[nodiscard]] std::int64_t count() const noexcept { return count_; }
   [[nodiscard]] const void* const* rows() const noexcept { return rows_; }
-  // All lines of it, for one call. Rows that follow one another are one row.
-  [[nodiscard]] LinesAhead lines(const LinearParams& p) const noexcept {
-    const std::int64_t row_bytes = p.in_features * element_size(p.weight_type);
-    const bool is_one = count_ > 0 && p.weight_stride == p.in_features;
-    return is_one ? LinesAhead::of(rows_, 1, count_ * row_bytes, 1)
-                  : LinesAhead::of(rows_, count_, row_bytes, 1);
-  }
+  // All of it where it lies, for one call.
+  [[nodiscard]] LinesAhead lines() const noexcept { return LinesAhead::of(runs_, num_runs_, 1); }
 
  private:
   ElementType type_;
   std::int64_t first_feature_;
   std::int64_t count_;
   const void* rows_[kTileFeatures] = {};
+  MemoryRun runs_[kTileFeatures] = {};
+  std::int64_t num_runs_ = 0;
 };
 
 // The memory of a call.
@@ -112,7 +112,7 @@ void multiply_tile(const LinearParams& p, const FloatRows& x, const WeightTile& 
   }
   const auto multiply = p.kernels->multiply_keys[static_cast<int>(tile.type())];
   const auto store = p.kernels->store_row[static_cast<int>(p.out_type)];
-  LinesAhead ahead = fetches_next_tile(p) ? next.lines(p) : LinesAhead{};
+  LinesAhead ahead = fetches_next_tile(p) ? next.lines() : LinesAhead{};
   for (std::int64_t begin = 0; begin < x.count; begin += kRowsAtATime) {
     const std::int64_t count = std::min(x.count - begin, kRowsAtATime);
     multiply({x.data + begin * x.stride, x.stride, count},

@@ -9,27 +9,28 @@
 namespace paged_kv::cpu {
 namespace {
 
-// Spreads the lines of a call over the turns of its loops. A processor has only a dozen or two of
+// Spreads the groups of a call over the turns of its loops. A processor has only a dozen or two of
 // lines under way and stands still when it is asked for more.
 class LineFetcher {
  public:
   // So many turns are to come. `ahead` may be null; it is changed by finish() only.
   LineFetcher(const LinesAhead* ahead, int64_t num_turns) {
-    if (ahead == nullptr || ahead->num_rows == 0) return;
+    if (ahead == nullptr || ahead->num_runs == 0) return;
     ahead_ = *ahead;
+    run_end_ = ahead->runs->end;
     turns_until_next_ = 1;
     // Unsigned: half as long as the division of signed integers of 64 bits.
-    const auto num_lines = static_cast<uint32_t>(ahead->num_per_call);
+    const auto num_groups = static_cast<uint32_t>(ahead->groups_per_call);
     const auto turns = static_cast<uint32_t>(num_turns);
-    if (turns > num_lines) {
-      turns_apart_ = turns / num_lines;
+    if (turns > num_groups) {
+      turns_apart_ = turns / num_groups;
     } else if (turns > 0) {
-      lines_at_once_ = (num_lines + turns - 1) / turns;
+      groups_at_once_ = (num_groups + turns - 1) / turns;
     }
   }
 
   void finish(LinesAhead* ahead) const {
-    if (ahead_.rows != nullptr) *ahead = ahead_;
+    if (ahead_.runs != nullptr) *ahead = ahead_;
   }
 
   // The turns of one loop. Only the counter is the loop's own, and has a register.
@@ -56,22 +57,27 @@ class LineFetcher {
 
   // Returns the turns until the next call.
   [[gnu::always_inline]] int64_t fetch() {
-    int64_t num_lines = lines_at_once_;
+    int64_t num_groups = groups_at_once_;
     do {
-      __builtin_prefetch(ahead_.line);
-      ahead_.line += kLineBytes;
-      if (ahead_.line >= ahead_.row_end) [[unlikely]] {
-        if (--ahead_.num_rows == 0) return kNever;
-        ahead_.begin_row(ahead_.rows + 1);
+      for (int64_t i = 0; i < LinesAhead::kGroupLines; ++i) {
+        __builtin_prefetch(ahead_.next + i * kLineBytes);
       }
-    } while (--num_lines > 0);
+      ahead_.next += LinesAhead::kGroupBytes;
+      if (ahead_.next >= run_end_) [[unlikely]] {
+        if (--ahead_.num_runs == 0) return kNever;
+        ++ahead_.runs;
+        ahead_.next = ahead_.runs->begin;
+        run_end_ = ahead_.runs->end;
+      }
+    } while (--num_groups > 0);
     return turns_apart_;
   }
 
   LinesAhead ahead_{};
+  const char* run_end_ = nullptr;
   int64_t turns_until_next_ = kNever;
   int64_t turns_apart_ = 1;
-  int64_t lines_at_once_ = 1;
+  int64_t groups_at_once_ = 1;
 };
 
 }  // namespace
