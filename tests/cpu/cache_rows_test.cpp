@@ -90,7 +90,7 @@ TEST(CacheRowsAhead, TokensOfABlockAreOneRunIfAllTheirHeadsAreUsed) {
   rows.turn_to(64, {3, 64});
   const LinesAhead lines = rows.lines({30, 35}, 0, kHeads);
   EXPECT_EQ(runs_of(lines), (std::vector<Piece>{{cache.place(94, 0), 2 * kHeads * kTokenBytes},
-                                              {cache.place(96, 0), 3 * kHeads * kTokenBytes}}));
+                                                {cache.place(96, 0), 3 * kHeads * kTokenBytes}}));
   EXPECT_EQ(lines.next, cache.place(94, 0));
   EXPECT_EQ(lines.num_groups(), 2 + 3);
   EXPECT_EQ(lines.groups_per_call, 2);  // a call a head
@@ -102,17 +102,17 @@ TEST(CacheRowsAhead, SomeHeadsOfATokenAreARun) {
   rows.turn_to(0, {0, 64});
   EXPECT_EQ(runs_of(rows.lines({14, 17}, 1, 2)),
             (std::vector<Piece>{{cache.place(14, 1), 2 * kTokenBytes},
-                              {cache.place(15, 1), 2 * kTokenBytes},
-                              {cache.place(16, 1), 2 * kTokenBytes}}));
+                                {cache.place(15, 1), 2 * kTokenBytes},
+                                {cache.place(16, 1), 2 * kTokenBytes}}));
 }
 
 TEST(CacheRowsAhead, TokensOfAHeadAreOneRunOfABlock) {
   Cache cache(hnd());
   CacheRows rows = cache.rows();
   rows.turn_to(0, {0, 64});
-  EXPECT_EQ(
-      runs_of(rows.lines({14, 17}, 3, 1)),
-      (std::vector<Piece>{{cache.place(14, 3), 2 * kTokenBytes}, {cache.place(16, 3), kTokenBytes}}));
+  EXPECT_EQ(runs_of(rows.lines({14, 17}, 3, 1)),
+            (std::vector<Piece>{{cache.place(14, 3), 2 * kTokenBytes},
+                                {cache.place(16, 3), kTokenBytes}}));
 }
 
 TEST(CacheRowsAhead, TokensThatLieInterleavedAreAllOfTheirBlock) {
@@ -121,8 +121,8 @@ TEST(CacheRowsAhead, TokensThatLieInterleavedAreAllOfTheirBlock) {
   rows.turn_to(0, {10, 64});
   EXPECT_EQ(runs_of(rows.lines({10, 33}, 2, 1)),
             (std::vector<Piece>{{cache.place(10, 2), kBlockSize * kTokenBytes},
-                              {cache.place(16, 2), kBlockSize * kTokenBytes},
-                              {cache.place(32, 2), kBlockSize * kTokenBytes}}));
+                                {cache.place(16, 2), kBlockSize * kTokenBytes},
+                                {cache.place(32, 2), kBlockSize * kTokenBytes}}));
 }
 
 TEST(CacheRowsAhead, TheNextTileIsThatOfItsOwnBlocks) {

@@ -98,8 +98,8 @@ LinesAhead CacheRows::lines_of(const std::byte* const* tokens, KeyRange columns,
   MemoryRuns runs(ahead_);
   for (std::int64_t k = columns.begin; k < columns.end; ++k) {
     // A block that the columns begin within is taken to end behind its end, which does no harm.
-    const bool is_in_last = is_interleaved && k > columns.begin &&
-                            tokens[k] == tokens[k - 1] + side_.token_stride;
+    const bool is_in_last =
+        is_interleaved && k > columns.begin && tokens[k] == tokens[k - 1] + side_.token_stride;
     if (!is_in_last) runs.add(tokens[k] + offset, num_bytes);
   }
   return LinesAhead::of(ahead_, runs.finish(), num_heads);
