@@ -131,6 +131,8 @@ _DECODE_FP32 = [
     AttentionCase(64, 16, 2, 128, 1024),
     AttentionCase(len(RAGGED_LENS), 32, 8, 128, RAGGED_LENS),
 ]
+# One long sequence among short ones keeps all threads busy only if it is cut.
+_ONE_LONG = AttentionCase(16, 32, 8, 128, (32768, *[128] * 15))
 
 
 def _in_every_dtype(case: AttentionCase) -> list[AttentionCase]:
@@ -151,8 +153,8 @@ def _in_fp32_and_bf16(cases: list[AttentionCase]) -> list[AttentionCase]:
 _IN_LARGE_BLOCKS = [replace(case, block_size=32) for case in _DECODE_FP32]
 DECODE = [
     *(each for case in _DECODE_FP32 for each in _in_every_dtype(case)),
-    *_in_every_dtype(_IN_LARGE_BLOCKS[0]),
-    *_in_fp32_and_bf16(_IN_LARGE_BLOCKS[1:]),
+    *(each for case in _IN_LARGE_BLOCKS for each in _in_every_dtype(case)),
+    *_in_fp32_and_bf16([_ONE_LONG]),
     *_in_fp32_and_bf16([replace(_DECODE_FP32[0], layout=name) for name in ("hnd", "vllm")]),
 ]
 PREFILL = _in_fp32_and_bf16(

@@ -64,9 +64,9 @@ class WeightTile {
   ElementType type_;
   std::int64_t first_feature_;
   std::int64_t count_;
-  const void* rows_[kTileFeatures] = {};
-  MemoryRun runs_[kTileFeatures] = {};
-  std::int64_t num_runs_ = 0;
+  const void* rows_[kTileFeatures];  // count_ of them
+  MemoryRun runs_[kTileFeatures];    // num_runs_ of them
+  std::int64_t num_runs_;
 };
 
 // The memory of a call.
