@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-import numpy as np
 import torch
 
 from paged_kv import FullAttentionSpec, SlidingWindowSpec
@@ -18,7 +17,7 @@ from paged_kv.models import LoadedModel
 
 VOCAB_SIZE = 23
 MAX_LEN = 256
-_WEIGHTS = (np.arange(MAX_LEN) * 7 % 31 + 1).astype(np.float32)
+_WEIGHTS = torch.arange(MAX_LEN) * 7 % 31 + 1
 _SHAPE = {"num_kv_heads": 1, "head_size": 8}
 
 
@@ -31,6 +30,7 @@ class DigestModel(torch.nn.Module):
             vocab_size=VOCAB_SIZE, hidden_size=1, max_position_embeddings=MAX_LEN
         )
         self.windows = [None] if window is None else [None, window]
+        self.weights = _WEIGHTS.float()
 
     def prepare_weights(self):
         """There are none."""
@@ -47,7 +47,7 @@ class DigestModel(torch.nn.Module):
             for i, window in enumerate(self.windows)
         }
 
-    def forward(self, input_ids, positions, kv_caches, metadata):
+    def forward(self, input_ids, positions, kv_caches, metadata, *, check_token_ids=True):
         digests = torch.zeros(len(input_ids))
         for factor, window, cache, layer in zip(
             (1, 3), self.windows, kv_caches, metadata, strict=False
@@ -63,17 +63,13 @@ class DigestModel(torch.nn.Module):
         return torch.nn.functional.one_hot(hidden[:, 0].long(), VOCAB_SIZE).float() * 1e6
 
     def _digests(self, positions, keys, window, layer):
-        starts, lengths = layer.query_start_loc.tolist(), layer.seq_lens.tolist()
-        tables, ids = layer.block_tables.numpy(), keys[:, :, 0, 0].numpy()
-        positions = positions.tolist()
-        found = []
-        for seq, length in enumerate(lengths):
-            num_blocks = -(-length // keys.shape[1])
-            terms = ids[tables[seq, :num_blocks]].reshape(-1)[:length] * _WEIGHTS[:length]
-            for position in positions[starts[seq] : starts[seq + 1]]:
-                first = 0 if window is None else max(0, position - window + 1)
-                found.append(terms[first : position + 1].sum())
-        return torch.from_numpy(np.array(found))
+        """In ops alone, which can be recorded."""
+        tokens = torch.arange(len(positions), dtype=torch.int32)
+        sequences = torch.searchsorted(layer.query_start_loc, tokens, right=True) - 1
+        ids = keys[:, :, 0, 0][layer.block_tables[sequences]].flatten(1)[:, :MAX_LEN]
+        distances = positions[:, None] - torch.arange(ids.shape[1])
+        is_seen = (distances >= 0) & (distances < (window or MAX_LEN))
+        return torch.where(is_seen, ids * self.weights[: ids.shape[1]], 0.0).sum(1)
 
 
 def load_digest_model(window: int | None) -> LoadedModel:
@@ -85,7 +81,7 @@ def load_digest_model(window: int | None) -> LoadedModel:
 def expected_output(prompt, window, max_tokens, stop_token_ids=()) -> list[int]:
     """The new tokens of a prompt, the one that ends it included."""
     ids = list(prompt)
-    weights = _WEIGHTS.astype(int).tolist()
+    weights = _WEIGHTS.tolist()
     while len(ids) < len(prompt) + max_tokens:
         digest = sum(token * weights[i] for i, token in enumerate(ids))
         if window is not None:

@@ -17,6 +17,7 @@ from paged_kv.engine import (
     SamplingParams,
     Scheduler,
     SchedulerConfig,
+    decode_recordings,
 )
 from paged_kv.hashing import get_request_block_hasher
 from paged_kv.models import LoadedModel, load_model
@@ -73,6 +74,14 @@ def tiny_llama(tmp_path_factory) -> TinyLlama:
                 parameter.mul_(6.0)
     reference.save_pretrained(folder)
     return TinyLlama(load_model(folder), reference)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _decode_steps_are_recorded_at_once():
+    """So that steps of a test are recordings, also where they are few."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decode_recordings, "NUM_STEPS_BEFORE_RECORDING", 0)
+        yield
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decode steps as graphs, which a tape of torch's ops takes the place of (op_tape.py)."""
+"""Decode steps as graphs, which recorded ops take the place of (graph_stand_in.py)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import weakref
 import pytest
 import torch
 from engine.device_stand_ins import EmulatedOps, MetaSampler
-from engine.op_tape import TapeRecorder
+from engine.graph_stand_in import GraphStandIn
 from model._tiny_models import make_tiny, random_ids
 from ops.backends import has_cuda
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from paged_kv import LLM, SamplingParams, _device_rows
 from paged_kv.engine import EngineConfig, config, decode_graphs, memory_profile
 from paged_kv.engine.inputs import EncodedPrompt
-from paged_kv.models import DecoderForCausalLM, load_model
+from paged_kv.models import load_model
 
 PROMPTS = [random_ids(n, seed=n) for n in (20, 23, 30, 3, 11)]
 # Batches of 5 down to 1 as they end; the first has two completions. Blocks of 4: tables grow.
@@ -62,12 +62,10 @@ def models(folders):
 @pytest.fixture
 def recorders(monkeypatch):
     """Graphs on any device; the recorders that were made."""
-    monkeypatch.setattr(TapeRecorder, "made", [])
-    monkeypatch.setattr(decode_graphs, "CudaGraphRecorder", TapeRecorder)
+    monkeypatch.setattr(GraphStandIn, "made", [])
+    monkeypatch.setattr(decode_graphs, "CudaGraphRecorder", GraphStandIn)
     monkeypatch.setattr(config, "check_cuda_graphs", lambda _device: None)
-    # On a CPU the model looks at the ids, which it cannot on a device.
-    monkeypatch.setattr(DecoderForCausalLM, "_check_token_ids", lambda *_: None)
-    return TapeRecorder.made
+    return GraphStandIn.made
 
 
 def poison_before_each_replay(engine):
@@ -75,7 +73,7 @@ def poison_before_each_replay(engine):
 
     Returns a list that gets the size of each batch that is replayed.
     """
-    graphs, tables = engine.model_runner._decode_graphs, engine._batch.block_tables
+    graphs, tables = engine.model_runner._decode_steps, engine._batch.block_tables
     run, replayed = graphs.run, []
 
     def run_poisoned(step):
@@ -101,7 +99,8 @@ def cache_bits(engine):
 
 def generate(loaded, options, **graph_options):
     """Results, caches (full of garbage before), sizes of replayed batches, other statistics."""
-    llm = LLM(loaded, batch_invariant=True, **SIZES | options, **graph_options)
+    graphs_or_not = graph_options or {"record_decode_steps": False}
+    llm = LLM(loaded, batch_invariant=True, **SIZES | options, **graphs_or_not)
     replayed = poison_before_each_replay(llm.engine) if graph_options else []
     for bits in cache_bits(llm.engine):
         bits.fill_(-1)
@@ -165,8 +164,8 @@ def test_all_sizes_are_captured_when_the_engine_is_made(models, recorders):
 
 def tape_size(tape):
     """Tokens that a captured pass looks up."""
-    (result,) = (step[-1] for step in tape.steps if step[0] == torch.ops.aten.embedding.default)
-    return len(result)
+    (ids,) = (op.args[2] for op in tape if op.op == torch.ops.aten.index_select.default)
+    return len(ids)
 
 
 def test_a_batch_larger_than_all_sizes_runs_without_a_graph(models, recorders):
@@ -201,13 +200,12 @@ def test_engines_that_share_a_model_keep_their_modes(models, recorders):
 
 def product_rows(tape):
     """Rows of the products that are torch's; in tiles of 16 where a batch must not matter."""
-    linear = torch.ops.aten.linear.default
-    return {len(arguments[0]) for op, arguments, *_ in tape.steps if op == linear}
+    return {len(op.args[0]) for op in tape if op.op == torch.ops.aten.mm.default}
 
 
 def test_graphs_keep_the_weights_that_they_read(folders, recorders, monkeypatch):
     """As a graph of CUDA's, which holds addresses and no tensor, does not."""
-    monkeypatch.setattr(TapeRecorder, "capture", lambda _recorder, _run: int)
+    monkeypatch.setattr(GraphStandIn, "capture", lambda _recorder, _run: int)
     loaded = load_model(folders["gemma3"])
     llm = LLM(loaded, num_blocks=99, cuda_graphs=True, cuda_graph_sizes=[1], **SIZES)
     tensors = [*loaded.model.parameters(), *loaded.model.buffers()]
@@ -233,10 +231,10 @@ def test_graphs_are_measured_and_their_memory_is_not_given_to_the_cache(
     """A device where each graph takes 1 GiB, for as long as it lives."""
     graphs = []
 
-    class Weighed(TapeRecorder):
+    class Weighed(GraphStandIn):
         def capture(self, run):
             replay = super().capture(run)
-            graphs.append(weakref.ref(self.tapes.pop()))
+            graphs.append(weakref.ref(replay))
             return replay
 
     def used_bytes(_device):

@@ -65,6 +65,9 @@ class EngineConfig:
         cuda_graph_sizes: Batch sizes to capture; a smaller batch is padded to the next, a larger
             one than all of them runs without a graph. ``None``: up to ``max_num_seqs``
             (:func:`~paged_kv.engine.decode_graphs.default_graph_sizes`).
+        record_decode_steps: Record the ops of steps in which each request has one token, by their
+            number of requests, and repeat them, which saves the time of the model's Python
+            (docs/engine.md). For ``device="cpu"`` only; ``None``: there they are.
         max_model_len: Most tokens of a request, prompt and output together; ``None``: the model's
             own limit, or what the pool holds if that is less.
         seed: Seeds of requests that give none are drawn from this one.
@@ -93,6 +96,7 @@ class EngineConfig:
     batch_invariant: bool = False
     cuda_graphs: bool = False
     cuda_graph_sizes: Sequence[int] | None = None
+    record_decode_steps: bool | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -141,9 +145,22 @@ class EngineConfig:
             return default_graph_sizes(self.max_num_seqs)
         return tuple(sorted(set(self.cuda_graph_sizes)))
 
+    @property
+    def records_decode_steps(self) -> bool:
+        """Whether steps are recorded: `record_decode_steps`, or what it means where it is None."""
+        if self.record_decode_steps is None:
+            return self.device == "cpu" and not self.cuda_graphs
+        return self.record_decode_steps
+
     def _check_graphs(self) -> None:
         if self.cuda_graphs:
             check_cuda_graphs(self.device)
+        if not isinstance(self.record_decode_steps, bool | None):
+            msg = f"record_decode_steps must be True, False or None, got {self.record_decode_steps}"
+            raise TypeError(msg)
+        if self.record_decode_steps and self.device != "cpu":
+            msg = f"record_decode_steps needs device cpu, got {self.device!r}: use cuda_graphs"
+            raise ValueError(msg)
         if self.cuda_graph_sizes is None:
             return
         if not self.cuda_graphs:

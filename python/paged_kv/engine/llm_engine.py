@@ -147,9 +147,7 @@ class LLMEngine:
             plan.kv_cache_config,
             self.cache_engine,
             self._batch,
-            device=device,
-            batch_invariant=config.batch_invariant,
-            decode_graph_sizes=config.decode_graph_sizes,
+            config,
         )
         self.stats = EngineStats()
         self._sampler = Sampler()
@@ -176,7 +174,7 @@ class LLMEngine:
                 f"{self._describe_limit()}, and at least one token is generated"
             )
             raise ValueError(msg)
-        self._factory.check(sampling_params)
+        self._factory.check(prompt.token_ids, sampling_params)
 
     def add_request(
         self,

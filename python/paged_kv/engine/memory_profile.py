@@ -129,7 +129,13 @@ def measure_graph_bytes(loaded: LoadedModel, config: EngineConfig) -> int:
             max_query_len=1,
             max_seq_len=config.block_size,
         )
-        hidden: Tensor = model(step.input_ids, step.positions, caches, [metadata] * len(caches))
+        hidden: Tensor = model(
+            step.input_ids,
+            step.positions,
+            caches,
+            [metadata] * len(caches),
+            check_token_ids=False,
+        )
         return hidden
 
     before = used_memory_bytes(config.device)

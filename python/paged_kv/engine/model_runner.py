@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from paged_kv.engine.decode_graphs import DecodeGraphs
+from paged_kv.engine.decode_recordings import MAX_RECORDED_SIZE, DecodeRecordings
+from paged_kv.engine.forward_pass import ForwardPass
 from paged_kv.engine.step_inputs import StepArrays
-from paged_kv.metadata import AttentionMetadata
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
 
     from paged_kv._core import KVCacheConfig
     from paged_kv.engine.cache_engine import CacheEngine
+    from paged_kv.engine.config import EngineConfig
     from paged_kv.engine.input_batch import InputBatch
     from paged_kv.engine.scheduler_output import SchedulerOutput
-    from paged_kv.engine.step_inputs import StepTensors
     from paged_kv.models import DecoderForCausalLM
 
 __all__ = ["ModelRunner"]
@@ -41,11 +42,9 @@ class ModelRunner:
         kv_cache_config: The same by KV cache group.
         cache_engine: Its key and value caches, written in each pass.
         batch: Tokens and block tables of the running requests.
-        device: Where the model, the caches and the block tables are.
-        batch_invariant: See `DecoderForCausalLM.set_batch_invariant`. Set before each pass, as
-            engines may share a model.
-        decode_graph_sizes: Batch sizes, in increasing order, that the pass is captured for where
-            each request has one token (`DecodeGraphs`), here: two passes a size; none: it never is.
+        config: Where these are (``device``); ``batch_invariant``, which is set before each pass, as
+            engines may share a model; and how passes in which each request has one token are
+            repeated: `DecodeGraphs`, captured here, two passes a size, or `DecodeRecordings`.
 
     Source:
         vLLM 0.32 ``v1/worker/gpu_model_runner.py::GPUModelRunner`` (names).
@@ -58,27 +57,27 @@ class ModelRunner:
         kv_cache_config: KVCacheConfig,
         cache_engine: CacheEngine,
         batch: InputBatch,
-        *,
-        device: torch.device,
-        batch_invariant: bool = False,
-        decode_graph_sizes: Sequence[int] = (),
+        config: EngineConfig,
     ) -> None:
         self._model = model
-        self._device = device
-        self._batch_invariant = batch_invariant
+        self._device = torch.device(config.device)
+        self._batch_invariant = config.batch_invariant
         self._cache_engine = cache_engine
         self._batch = batch
-        group_of = {
-            name: group
-            for group, spec in enumerate(kv_cache_config.kv_cache_groups)
-            for name in spec.layer_names
-        }
-        self._kv_caches = [cache_engine.kv_caches[name] for name in layer_names]
-        self._group_of_layer = [group_of[name] for name in layer_names]
-        self._decode_graphs: DecodeGraphs | None = None
+        self._forward = ForwardPass(
+            model, layer_names, kv_cache_config, cache_engine.kv_caches, batch.block_tables
+        )
+        # Nothing that is repeated may depend on the lengths of one step.
+        self._forward_decode = partial(
+            self._forward, max_query_len=1, max_seq_len=batch.max_model_len
+        )
+        self._decode_steps: DecodeGraphs | DecodeRecordings | None = None
         self._captured_weights: list[Tensor] = []
-        if decode_graph_sizes:
-            self._capture_decode_steps(decode_graph_sizes)
+        if config.decode_graph_sizes:
+            self._capture_decode_steps(config.decode_graph_sizes)
+        elif config.records_decode_steps:
+            hidden = self._make_hidden(min(config.max_num_seqs, MAX_RECORDED_SIZE))
+            self._decode_steps = DecodeRecordings(self._forward_decode, hidden)
 
     @torch.inference_mode()
     def execute_model(self, output: SchedulerOutput) -> Tensor:
@@ -98,8 +97,8 @@ class ModelRunner:
         self._set_batch_invariant()
         self._batch.block_tables.apply_staged_writes()
         step = self._lay_out_tokens(output)
-        if self._decode_graphs is not None and self._decode_graphs.fits(step):
-            return self._decode_graphs.run(step)
+        if self._decode_steps is not None and self._decode_steps.fits(step):
+            return self._decode_steps.run(step)
         return self._forward(
             step.to_device(self._device),
             max_query_len=int(output.num_scheduled_tokens.max()),
@@ -116,13 +115,12 @@ class ModelRunner:
         weights = [*self._model.parameters(), *self._model.buffers()]
         # A graph reads them where they are now: that memory is theirs even if the model is moved.
         self._captured_weights = [weight.detach() for weight in weights]
-        hidden = torch.zeros(
-            sizes[-1], self._model.config.hidden_size, dtype=weights[0].dtype, device=self._device
-        )
         self._set_batch_invariant()
-        # Nothing of a graph may depend on the lengths of one step.
-        forward = partial(self._forward, max_query_len=1, max_seq_len=self._batch.max_model_len)
-        self._decode_graphs = DecodeGraphs(forward, sizes, hidden)
+        self._decode_steps = DecodeGraphs(self._forward_decode, sizes, self._make_hidden(sizes[-1]))
+
+    def _make_hidden(self, num_seqs: int) -> Tensor:
+        shape = (num_seqs, self._model.config.hidden_size)
+        return torch.zeros(shape, dtype=self._model.dtype, device=self._device)
 
     def _set_batch_invariant(self) -> None:
         if self._model.batch_invariant != self._batch_invariant:
@@ -141,29 +139,3 @@ class ModelRunner:
         input_ids = self._batch.token_ids[rows, positions].astype(np.int64)
         seq_lens = (output.num_computed_tokens + counts).astype(np.int32)
         return StepArrays(input_ids, positions, query_start_loc, output.rows, seq_lens)
-
-    def _forward(self, step: StepTensors, *, max_query_len: int, max_seq_len: int) -> Tensor:
-        """Run the model over tokens whose block tables are on the device."""
-        metadata = [
-            AttentionMetadata(
-                query_start_loc=step.query_start_loc,
-                seq_lens=step.seq_lens,
-                block_tables=block_table,
-                slot_mapping=slot_mapping,
-                max_query_len=max_query_len,
-                max_seq_len=max_seq_len,
-            )
-            for block_table, slot_mapping in zip(*self._locate_tokens(step), strict=True)
-        ]
-        per_layer = [metadata[group] for group in self._group_of_layer]
-        hidden: Tensor = self._model(step.input_ids, step.positions, self._kv_caches, per_layer)
-        return hidden
-
-    def _locate_tokens(self, step: StepTensors) -> tuple[tuple[Tensor, ...], Tensor]:
-        """The block tables of the step's requests and the slots of its tokens, by group."""
-        tables = self._batch.block_tables
-        block_tables = tables.gather_block_tables(step.rows, len(step.rows))
-        slots = tables.compute_slot_mappings(
-            step.rows, step.query_start_loc, step.positions, len(step.positions)
-        )
-        return block_tables, slots

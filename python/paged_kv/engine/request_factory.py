@@ -11,6 +11,7 @@ import torch
 
 from paged_kv.engine.bad_words import encode_bad_words
 from paged_kv.engine.completion import CompletionBuilder, RequestState
+from paged_kv.engine.inputs import check_token_ids
 from paged_kv.engine.logprobs import PromptLogprobs
 from paged_kv.engine.request import Request
 from paged_kv.engine.sampling_checks import check_bans, check_sampling_params
@@ -62,8 +63,11 @@ class RequestFactory:
         # A request is checked, often twice, before it is made, and one list serves many requests.
         self._encode_bad_words = lru_cache(_NUM_BAD_WORD_LISTS)(self._encode_bad_words_anew)
 
-    def check(self, params: SamplingParams) -> None:
-        """Raise ``ValueError`` if the model cannot serve these parameters."""
+    def check(self, token_ids: Sequence[int], params: SamplingParams) -> None:
+        """Raise ``ValueError`` if the model cannot serve this prompt or these parameters."""
+        # The model does not look at ids. Mostly this is the second time: the quick way to see it.
+        if min(token_ids, default=0) < 0 or max(token_ids, default=0) >= self._vocab_size:
+            check_token_ids(token_ids, self._vocab_size, "prompt")
         check_sampling_params(params, self._vocab_size, has_tokenizer=self._tokenizer is not None)
         bad_words = self._bad_words(params)
         check_bans(params, self._vocab_size, bad_words, self._eos_token_ids)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from paged_kv._core import FullAttentionSpec, SlidingWindowSpec
 from paged_kv.kv_cache import kv_cache_dtype_str_to_dtype
@@ -83,7 +82,7 @@ class DecoderForCausalLM(nn.Module, ABC):
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Look up ``[num_tokens]`` ids: ``[num_tokens, hidden_size]``, a new tensor."""
-        return functional.embedding(input_ids, self.embed_tokens).to(self.dtype)
+        return self.embed_tokens.index_select(0, input_ids).to(self.dtype)
 
     def reset_buffers(self) -> None:
         """Compute what no checkpoint holds; call it once the weights are loaded."""
@@ -137,8 +136,12 @@ class DecoderForCausalLM(nn.Module, ABC):
         positions: torch.Tensor,
         kv_caches: Sequence[KVCache],
         metadata: Sequence[AttentionMetadata],
+        *,
+        check_token_ids: bool = True,
     ) -> torch.Tensor:
         """Run one step over a ragged batch.
+
+        Without the check of token ids it looks at no value of a tensor: it can be recorded.
 
         Args:
             input_ids: ``[num_tokens]`` int64, all sequences' new tokens back to back.
@@ -146,19 +149,21 @@ class DecoderForCausalLM(nn.Module, ABC):
             kv_caches: one a layer. Mutated.
             metadata: one a layer: where the batch's tokens lie in that layer's cache. Layers of one
                 KV cache group share the object.
+            check_token_ids: whether ids are looked at; those on other devices than a CPU never
+                are, as that would stall the device. For ids that have been checked before.
 
         Returns:
             ``[num_tokens, hidden_size]``, after the final norm: input of `compute_logits`.
 
         Raises:
-            ValueError: a token id outside ``0 .. vocab_size - 1`` (checked on CPU tensors; a
-                check of device tensors would stall the device, so check ids before the upload),
-                or not one cache and one metadata a layer.
+            ValueError: a token id outside ``0 .. vocab_size - 1``, or not one cache and one
+                metadata a layer.
             RuntimeError: a tensor the ops refuse.
         """
         self._check_one_a_layer("kv_caches", kv_caches)
         self._check_one_a_layer("metadata", metadata)
-        self._check_token_ids(input_ids)
+        if check_token_ids:
+            self._check_token_ids(input_ids)
         hidden = self.embed(input_ids)
         rotary = self.rotary_emb(positions, hidden.dtype)
         local_rotary = rotary
