@@ -63,8 +63,8 @@ class OpRecorder:
     recording may run at a time, and what it leaves there lasts until the next one runs: results
     have to be copied to tensors that were there before.
 
-    A recording keeps the memory that it uses, such as weights, alive. It does not see if a tensor
-    or a parameter is given other memory afterwards.
+    The memory that recordings use, such as weights, is kept alive. They do not see if a tensor or a
+    parameter is given other memory afterwards.
 
     Args:
         device: Where all tensors are.
@@ -91,6 +91,8 @@ class OpRecorder:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.arena = Arena(device)
+        # Layers and recordings have tensors in the same places; by place and shape.
+        self._moved: dict[object, Tensor] = {}
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
         """Run ``run`` once and record it. See :meth:`GraphRecorder.capture`.
@@ -121,19 +123,18 @@ class OpRecorder:
         offsets, num_bytes = place_by_lifetime(list(lifetimes.values()))
         self.arena.reserve(num_bytes)
         offset_of = dict(zip(lifetimes, offsets, strict=True))
-        moved: dict[object, Tensor] = {}
 
         def move(tensor: Tensor) -> Tensor:
             storage = _storage_id(tensor)
             offset = offset_of.get(storage)
             place = ("outside", storage) if offset is None else ("arena", offset)
             key = (place, tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset())
-            if key not in moved and offset is not None:
-                moved[key] = self.arena.tensor_like(tensor, offset)
-            elif key not in moved:
+            if key not in self._moved and offset is not None:
+                self._moved[key] = self.arena.tensor_like(tensor, offset)
+            elif key not in self._moved:
                 # A parameter may be given other memory: this keeps what it has now.
-                moved[key] = tensor.detach()
-            return moved[key]  # of all layers, as these have tensors at the same places
+                self._moved[key] = tensor.detach()
+            return self._moved[key]
 
         return [
             op._replace(args=_map_tensors(move, op.args), kwargs=_map_tensors(move, op.kwargs))
