@@ -11,6 +11,14 @@ def _fixed_seed():
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def _restored_threads():
+    """For tests that set torch's number of threads."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(params=BACKENDS)
 def backend(request):
     """Each place that an op runs in."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cache_cases import DTYPES
 from ops.attention_calls import poisoned, positional, v1, v2, varlen
 from ops.backends import BACKENDS
 
@@ -17,13 +18,13 @@ MIXED = AttentionCase(
     "mixed", (1, 40, 1, 5), (80, 130, 600, 5), num_heads=6, head_size=32, sinks=True
 )
 DECODE = AttentionCase("decode", (1,) * 4, (3, 64, 600, 1100), num_heads=6, head_size=32)
+NUMBERS_OF_THREADS = (1, 2, 3, 7)
 
 
-@pytest.fixture
-def _restore_threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+def useful_threads(case: AttentionCase) -> int:
+    """How many the kernel takes if it has them (max_useful_threads of attention_workers.h)."""
+    num_logits = sum(q * k for q, k in zip(case.query_lens, case.seq_lens, strict=True))
+    return 1 + num_logits * case.num_heads * case.head_size // 2**18
 
 
 @pytest.mark.parametrize(
@@ -65,13 +66,31 @@ def test_layout(dtype, kv_cache_dtype, window):
     assert torch.equal(nhd, x_packed)
 
 
-@pytest.mark.usefixtures("_restore_threads")
-def test_number_of_threads():
+@pytest.mark.usefixtures("_restored_threads")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8", "int8"])
+def test_number_of_threads(dtype, kv_cache_dtype):
+    """Long sequences among short ones: they are cut if there are threads, and joined again."""
+    types = {"dtype": dtype, "kv_cache_dtype": kv_cache_dtype, "head_size": 64}
+    mixed = replace(MIXED, **types)
+    decode = replace(DECODE, seq_lens=(3, 64, 2100, 3000), **types)
+    packed = replace(decode, layout="vllm")
+    for case in (mixed, decode):
+        assert useful_threads(case) >= max(NUMBERS_OF_THREADS)
+    mixed_inputs, inputs, packed_inputs = (make_case(case) for case in (mixed, decode, packed))
     results = []
-    for num_threads in (1, 2, 3, 7):
+    for num_threads in NUMBERS_OF_THREADS:
         torch.set_num_threads(num_threads)
-        mixed, decode = make_case(MIXED), make_case(DECODE)
-        results.append((*varlen(MIXED, mixed), v1(DECODE, decode), v2(DECODE, decode)[0]))
+        results.append(
+            (
+                *varlen(mixed, mixed_inputs),
+                *varlen(decode, inputs),
+                v1(decode, inputs),
+                v1(packed, packed_inputs),
+                v2(decode, inputs)[0],
+                v2(packed, packed_inputs)[0],
+            )
+        )
     for other in results[1:]:
         for a, b in zip(results[0], other, strict=True):
             assert torch.equal(a, b)

@@ -89,6 +89,21 @@ def test_names_the_bad_argument(changes, message):
         ops.merge_attn_states(**(good | changes))
 
 
+@pytest.mark.usefixtures("_restored_threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_number_of_threads(dtype):
+    """300 rows of a token and head: 19 tasks of 16 at most."""
+    prefix, suffix = torch.randn(2, 100, 3, 20).to(dtype)
+    prefix_lse, suffix_lse = torch.randn(2, 3, 100)
+    results = []
+    for num_threads in (1, 2, 3, 7):
+        torch.set_num_threads(num_threads)
+        results.append(merge(prefix, prefix_lse, suffix, suffix_lse))
+    for output, lse in results[1:]:
+        assert torch.equal(output, results[0][0])
+        assert torch.equal(lse, results[0][1])
+
+
 def test_empty():
     merge(torch.zeros(0, 2, 8), torch.zeros(2, 0), torch.zeros(0, 2, 8), torch.zeros(2, 0))
 
