@@ -160,22 +160,6 @@ def test_plan_workspace_and_split_change_nothing():
     assert torch.equal(planned, varlen(MIXED, inputs)[0])
 
 
-def test_needle():
-    """A key that wins against all others gives its own value, wherever it lies."""
-    seq_len, head_size = 200, 32
-    case = AttentionCase("needle", (1,), (seq_len,), 2, 1, head_size, block_size=8)
-    inputs = make_case(case)
-    for pos in range(seq_len):
-        block, offset = inputs.block_tables[0, pos // 8], pos % 8
-        key = inputs.key_cache[block, offset, 0].clone()
-        inputs.query[:] = 1000 * key / key.norm()
-        inputs.key_cache[block, offset, 0] = 100 * key
-        out, _ = varlen(case, inputs)
-        value = inputs.value_cache[block, offset, 0]
-        assert torch.equal(out[0], value.expand(2, -1)), pos
-        inputs.key_cache[block, offset, 0] = key
-
-
 @pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 100])
 @pytest.mark.parametrize("query_len", [1, 5, 40])
 def test_a_window_counts_the_query_itself(backend, window, query_len):
