@@ -35,8 +35,30 @@ def useful_threads(case: AttentionCase) -> int:
 def test_placement_of_blocks(backend, layout):
     """The same keys in other physical blocks, 20 times."""
     case = AttentionCase("placed", (1, 20), (100, 70), head_size=32, block_size=8, layout=layout)
-    out, lse = varlen(case, make_case(case, placement=0), backend=backend)
-    for placement in range(1, 21):
+    assert_placement_changes_no_bit(case, 20, backend)
+
+
+@pytest.mark.parametrize("layout", ["vllm", "nhd", "hnd"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8", "int8"])
+def test_placement_of_blocks_of_any_type(dtype, kv_cache_dtype, layout):
+    """Other types and layouts are read by other code: as they are, converted or transposed."""
+    case = AttentionCase(
+        "placed",
+        (1, 20),
+        (530, 70),
+        head_size=32,
+        block_size=8,
+        layout=layout,
+        dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
+    )
+    assert_placement_changes_no_bit(case, 5, ops)
+
+
+def assert_placement_changes_no_bit(case, num_placements, backend):
+    out, lse = varlen(case, make_case(case), backend=backend)
+    for placement in range(1, num_placements + 1):
         other = make_case(case, placement=placement)
         other_out, other_lse = varlen(case, other, backend=backend)
         assert torch.equal(out, other_out)

@@ -7,7 +7,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cache_cases import DTYPES
 from ops.attention_calls import decode, v1, v2
+from ops.backends import BACKENDS
+from ops.cases import has_format
 
 from paged_kv.testing import AttentionCase, make_case
 
@@ -104,10 +107,26 @@ def test_monotonic_logits(backend, version, step):
     torch.testing.assert_close(out[0].double(), expected.expand(2, -1), atol=2e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8"])
-def test_placement_of_blocks_changes_no_bit(backend, kv_cache_dtype):
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("backend", "kv_cache_dtype"),
+    [
+        (name, kv_cache_dtype)
+        for name in BACKENDS
+        for kv_cache_dtype in ("auto", "fp8", "int8")
+        if has_format(name, kv_cache_dtype)
+    ],
+    indirect=["backend"],
+)
+def test_placement_of_blocks_changes_no_bit(backend, kv_cache_dtype, dtype):
     case = AttentionCase(
-        "placed", (1, 1), (100, 530), block_size=8, layout="vllm", kv_cache_dtype=kv_cache_dtype
+        "placed",
+        (1, 1),
+        (100, 530),
+        block_size=8,
+        layout="vllm",
+        dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
     )
     results = [
         (v1(case, inputs, backend=backend), v2(case, inputs, backend=backend)[0])
