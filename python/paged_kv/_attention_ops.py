@@ -67,7 +67,7 @@ def paged_attention_varlen(
             before the query only.
         softcap: ``softcap * tanh(logit / softcap)``; 0 = off.
         alibi_slopes: ``[num_heads]`` float32; adds ``slope * (key_pos - query_pos)``.
-        sinks: ``[num_heads]`` float32 logits.
+        sinks: ``[num_heads]`` float32 logits. -inf: no sink; inf takes all weight: zeros, LSE inf.
         lse: ``[num_heads, num_tokens]`` float32: log of the sum of exp(logit), the sink included.
         kv_cache_dtype: ``auto``: the caches have the dtype of ``query``. ``fp8`` (=
             ``fp8_e4m3``), ``fp8_e4m3``, ``fp8_e5m2``: uint8 or torch's float8 dtype. ``int8``.

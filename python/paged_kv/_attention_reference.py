@@ -128,7 +128,9 @@ def _attend(
     weights = torch.exp(logits - max_logit.masked_fill(~has_keys, 0.0)[..., None])
     exp_sum = weights.sum(-1)
     if sinks is not None:
-        exp_sum = exp_sum + torch.exp(sinks.double() - max_logit)
+        # The largest logit has weight 1, infinity too, whose difference would be NaN.
+        below = (sinks.double() - max_logit).masked_fill(sinks.double() == max_logit, 0.0)
+        exp_sum = exp_sum + torch.exp(below)
     output = torch.einsum("qhk,khd->qhd", weights / exp_sum[..., None], value)
 
     output = output.masked_fill(~has_keys[..., None], 0.0)

@@ -223,7 +223,10 @@ __device__ __forceinline__ Total join_sums(const PagedAttentionVarlenParams& p,
     exp_sum += parts.exp_sum[g] * __expf(parts.max_logit[g] - subtracted);
   }
   // Without a visible key there is nothing that the sink could take weight from.
-  if (has_sink && !(keys_max == -INFINITY && exp_sum == 0.0f)) exp_sum += __expf(sink - subtracted);
+  if (has_sink && !(keys_max == -INFINITY && exp_sum == 0.0f)) {
+    // The largest logit has weight 1, infinity too, whose difference would be NaN.
+    exp_sum += sink == subtracted ? 1.0f : __expf(sink - subtracted);
+  }
   return {max_logit, subtracted, exp_sum};
 }
 
