@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cache_cases import DTYPES
+from cache_cases import DTYPES, same_bits
 from ops.attention_calls import poisoned, positional, v1, v2, varlen
 from ops.backends import BACKENDS
 
@@ -42,11 +42,14 @@ def test_placement_of_blocks(backend, layout):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8", "int8"])
 def test_placement_of_blocks_of_any_type(dtype, kv_cache_dtype, layout):
-    """Other types and layouts are read by other code: as they are, converted or transposed."""
+    """Other types and layouts are read by other code: as they are, converted or transposed.
+
+    What 16-bit outputs round away, the float32 LSE of 80 (query, head) shows.
+    """
     case = AttentionCase(
         "placed",
         (1, 20),
-        (530, 70),
+        (70, 1000),
         head_size=32,
         block_size=8,
         layout=layout,
@@ -103,19 +106,21 @@ def test_number_of_threads(dtype, kv_cache_dtype):
     results = []
     for num_threads in NUMBERS_OF_THREADS:
         torch.set_num_threads(num_threads)
+        out, buffers = v2(decode, inputs)
+        packed_out, packed_buffers = v2(packed, packed_inputs)
         results.append(
             (
                 *varlen(mixed, mixed_inputs),
                 *varlen(decode, inputs),
                 v1(decode, inputs),
                 v1(packed, packed_inputs),
-                v2(decode, inputs)[0],
-                v2(packed, packed_inputs)[0],
+                *(out, *buffers),
+                *(packed_out, *packed_buffers),
             )
         )
     for other in results[1:]:
         for a, b in zip(results[0], other, strict=True):
-            assert torch.equal(a, b)
+            assert same_bits(a, b)
 
 
 def test_batch_around_a_sequence(backend):
