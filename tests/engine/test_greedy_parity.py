@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 import torch
+from engine.cache_probes import poison
 
 from paged_kv import LLM, SamplingParams
 
@@ -42,13 +43,6 @@ def recycle(llm):
     order = torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(3)).tolist()
     pool.free_blocks([blocks[i] for i in order])
     llm.generate([prompt_of(77), prompt_of(130)], GREEDY)
-
-
-def poison(llm):
-    """NaN in every slot: only what a request has written may be read."""
-    for kv_cache in llm.engine.cache_engine.kv_caches.values():
-        kv_cache.key.fill_(torch.nan)
-        kv_cache.value.fill_(torch.nan)
 
 
 @pytest.mark.parametrize("caching", [True, False], ids=["cached", "uncached"])

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-import torch
+from engine.cache_probes import poison
 from model._tiny_models import hf_logits, make_tiny, random_ids
 
 from paged_kv import LLM, SamplingParams
@@ -59,9 +59,7 @@ OPTIONS = {
 @pytest.mark.parametrize("num_completions", [1, 3])
 def test_tokens_equal_transformers(tiny, options, num_completions):
     llm = LLM(tiny.loaded, block_size=4, **options)
-    for cache in llm.engine.cache_engine.kv_caches.values():
-        cache.key.fill_(torch.nan)
-        cache.value.fill_(torch.nan)
+    poison(llm)
     params = SamplingParams(
         temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True, n=num_completions
     )

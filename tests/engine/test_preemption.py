@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from engine.cache_probes import assert_made_room, record_swaps
 
 from paged_kv import SamplingParams
 from paged_kv.engine.inputs import EncodedPrompt
@@ -23,35 +24,18 @@ def expected(tiny_llama):
     return [tiny_llama.greedy(prompt, NUM_TOKENS) for prompt in PROMPTS]
 
 
-def copies_of(llm, monkeypatch):
-    """Lists that fill with the copies that the engine makes."""
-    made = {"out": [], "in": []}
-    cache_engine = llm.engine.cache_engine
-    for name in made:
-        swap = getattr(cache_engine, f"swap_{name}")
-
-        def record(copies, name=name, swap=swap):
-            made[name] += copies
-            swap(copies)
-
-        monkeypatch.setattr(cache_engine, f"swap_{name}", record)
-    return made
-
-
 @pytest.mark.parametrize("caching", [True, False], ids=["cached", "uncached"])
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
-def test_preemption_changes_no_token(tiny_llama, expected, monkeypatch, mode, policy, caching):
+def test_preemption_changes_no_token(tiny_llama, expected, mode, policy, caching):
     llm = tiny_llama.llm(
         **TIGHT, preemption_mode=mode, scheduling_policy=policy, enable_prefix_caching=caching
     )
-    made = copies_of(llm, monkeypatch)
+    swaps = record_swaps(llm)
     outputs = llm.generate(PROMPTS, GREEDY)
     assert [output.outputs[0].token_ids for output in outputs] == expected
-    assert llm.engine.stats.num_preemptions > 0
-    assert bool(made["out"]) == bool(made["in"]) == (mode == "swap")
+    assert_made_room(llm, swaps)
     assert llm.engine.kv_cache_manager.usage == 0
-    assert llm.engine.scheduler.swap_space.num_used_blocks == 0
 
 
 def test_swapping_computes_no_token_twice(tiny_llama):
@@ -67,11 +51,9 @@ def test_swapping_computes_no_token_twice(tiny_llama):
     assert sum(num_computed) == sum(map(len, PROMPTS)) + 3 * (NUM_TOKENS - 1)
 
 
-def test_a_swap_space_that_is_too_small_falls_back_to_recomputing(
-    tiny_llama, expected, monkeypatch
-):
+def test_a_swap_space_that_is_too_small_falls_back_to_recomputing(tiny_llama, expected):
     llm = tiny_llama.llm(**TIGHT, preemption_mode="swap", swap_space_bytes=0)
-    made = copies_of(llm, monkeypatch)
+    made = record_swaps(llm)
     outputs = llm.generate(PROMPTS, GREEDY)
     assert [output.outputs[0].token_ids for output in outputs] == expected
     assert made == {"out": [], "in": []}

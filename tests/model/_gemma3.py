@@ -12,6 +12,9 @@ from transformers.initialization import no_init_weights
 from paged_kv.models.gguf_file import GgufFile
 from paged_kv.models.known_models import KNOWN_MODELS, find_package_files
 
+# 614 tokens: more than the window of 512.
+LONG_PROMPT = " ".join(f"Line {i}: the value of x{i} is {i * i % 97}." for i in range(40))
+
 
 def gguf_file() -> GgufFile:
     """The file; the packages are test dependencies."""

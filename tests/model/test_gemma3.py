@@ -15,7 +15,6 @@ from paged_kv.models.hf_config import config_from_hf
 
 PROMPT = "The capital of France is"
 CONTINUATION = " the capital of the country of France. It is the largest city in France"
-LONG_PROMPT = " ".join(f"Line {i}: the value of x{i} is {i * i % 97}." for i in range(40))
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +40,7 @@ def test_prompt_longer_than_the_window(gemma3):
     The prompt comes in chunks, the second one beyond the window; what has left it is forgotten.
     """
     hf_model = _gemma3.hf_model(gemma3.model.embed_tokens)
-    prompt = gemma3.tokenizer.encode(LONG_PROMPT)
+    prompt = gemma3.tokenizer.encode(_gemma3.LONG_PROMPT)
     assert len(prompt) > 600
     with torch.inference_mode():
         output = hf_model(torch.tensor([prompt]), use_cache=True, logits_to_keep=32)
