@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from engine.cache_probes import assert_made_room, poison, record_swaps
+from engine.engine_probes import assert_made_room, poison, record_swaps
 from engine.greedy_reference import assert_same_tokens, greedy_by_transformers
 from model import _gemma3
 

@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 import torch
-from engine.cache_probes import poison
+from engine.engine_probes import poison
 
 from paged_kv import LLM, SamplingParams
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from engine.cache_probes import poison
+from engine.engine_probes import poison
 from model._tiny_models import hf_logits, make_tiny, random_ids
 
 from paged_kv import LLM, SamplingParams

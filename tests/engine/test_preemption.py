@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engine.cache_probes import assert_made_room, record_swaps
+from engine.engine_probes import assert_made_room, record_swaps
 
 from paged_kv import SamplingParams
 from paged_kv.engine.inputs import EncodedPrompt

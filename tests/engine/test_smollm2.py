@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
+from engine.engine_probes import assert_made_room, assert_no_prompt_is_cut, record_swaps
 from engine.greedy_reference import assert_same_tokens, greedy_by_transformers
 
 from paged_kv import LLM, SamplingParams
@@ -44,27 +46,53 @@ def expected(smollm2, smollm2_hf_model):
     return [greedy_by_transformers(smollm2_hf_model, encode(p), NUM_TOKENS) for p in PROMPTS]
 
 
+ROOMY = {"block_size": 16, "num_blocks": 512}
+# Chunked prompts and more requests than the pool holds at once: waiting and preemption.
+TIGHT = {
+    "block_size": 8,
+    "num_blocks": 22,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 48,
+    "enable_prefix_caching": False,
+    "swap_space_bytes": 2**24,
+}
 CONFIGURATIONS = {
-    "one batch": {"block_size": 16, "num_blocks": 512},
-    # Chunked prompts and more requests than the pool holds at once: waiting and preemption.
-    "tight": {
-        "block_size": 8,
-        "num_blocks": 40,
-        "max_num_seqs": 8,
-        "max_num_batched_tokens": 48,
-        "enable_prefix_caching": False,
+    "one batch": ROOMY,
+    "no prefix cache": {**ROOMY, "enable_prefix_caching": False},
+    # All prompts together are longer than a step.
+    "whole prompts": {
+        **ROOMY,
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": 150,
+        "max_num_seqs": 32,
+        "max_model_len": 150,
     },
+    "tight": TIGHT,
+    "swap": {**TIGHT, "preemption_mode": "swap"},
 }
 
 
-@pytest.mark.parametrize("configuration", CONFIGURATIONS)
-def test_tokens_of_real_prompts_equal_transformers(smollm2, expected, configuration):
-    llm = LLM(smollm2, **CONFIGURATIONS[configuration])
-    outputs = llm.generate(PROMPTS, GREEDY)
+@pytest.mark.parametrize(
+    ("configuration", "num_completions"),
+    [*((name, 1) for name in CONFIGURATIONS), ("one batch", 4)],
+)
+def test_tokens_of_real_prompts_equal_transformers(
+    smollm2, expected, configuration, num_completions
+):
+    options = CONFIGURATIONS[configuration]
+    llm = LLM(smollm2, **options)
+    swaps = record_swaps(llm)
+    params = dataclasses.replace(GREEDY, n=num_completions)
+    on_step = assert_no_prompt_is_cut if configuration == "whole prompts" else None
+    outputs = llm.generate(PROMPTS, params, on_step=on_step)
     for output, reference in zip(outputs, expected, strict=True):
+        assert len(output.outputs) == num_completions
+        assert len({completion.token_ids for completion in output.outputs}) == 1
         assert_same_tokens(llm, output, reference)
         assert output.outputs[0].text == smollm2.tokenizer.decode(output.outputs[0].token_ids)
     assert llm.engine.kv_cache_manager.usage == 0
+    if options["num_blocks"] == TIGHT["num_blocks"]:
+        assert_made_room(llm, swaps)
 
 
 def test_a_second_run_hits_the_cache_and_gives_the_same_text(smollm2, expected):

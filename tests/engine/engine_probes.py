@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is put into the cache of an engine beforehand, and what is seen of it afterwards."""
+"""What is put into an engine's cache before it runs, and what is seen of it while it does."""
 
 from __future__ import annotations
 
@@ -34,3 +34,9 @@ def assert_made_room(llm, swaps):
     does_swap = llm.engine.config.preemption_mode == "swap"
     assert bool(swaps["out"]) == bool(swaps["in"]) == does_swap
     assert llm.engine.scheduler.swap_space.num_used_blocks == 0
+
+
+def assert_no_prompt_is_cut(engine):
+    """For ``on_step``: who has run has all of its prompt computed."""
+    for request in engine.scheduler.running:
+        assert request.num_computed_tokens >= request.num_prompt_tokens, "a part of a prompt"
