@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 import torch
-from engine.engine_probes import poison
+from engine.engine_probes import assert_no_prompt_is_cut, poison
 
 from paged_kv import LLM, SamplingParams
 
@@ -71,6 +71,26 @@ def test_chunked_prefill_beside_decode_changes_nothing(
     outputs = llm.generate([prompt_of(n) for n in lengths], GREEDY)
     assert tokens_of(outputs) == [expected(n) for n in lengths]
     assert llm.engine.stats.num_steps > LONG // max_num_batched_tokens
+
+
+@pytest.mark.parametrize("caching", [True, False], ids=["cached", "uncached"])
+def test_whole_prompts_beside_decode_change_nothing(tiny_llama, expected, caching):
+    """All prompts together are longer than a step: those that do not fit wait."""
+    lengths = [1, 15, 16, LONG, 17]
+    llm = tiny_llama.llm(
+        enable_chunked_prefill=False,
+        max_num_seqs=8,
+        max_num_batched_tokens=LONG + NUM_TOKENS,
+        max_model_len=LONG + NUM_TOKENS,
+        enable_prefix_caching=caching,
+    )
+    poison(llm)
+    for _ in range(2):
+        outputs = llm.generate(
+            [prompt_of(n) for n in lengths], GREEDY, on_step=assert_no_prompt_is_cut
+        )
+        assert tokens_of(outputs) == [expected(n) for n in lengths]
+    assert any(output.num_cached_tokens > 0 for output in outputs) == caching
 
 
 def test_preemption_changes_nothing(tiny_llama, expected):

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
-from engine.engine_probes import poison
+from engine.engine_probes import assert_made_room, assert_no_prompt_is_cut, poison, record_swaps
 from model._tiny_models import hf_logits, make_tiny, random_ids
 
 from paged_kv import LLM, SamplingParams
@@ -41,35 +43,44 @@ def tiny(tmp_path_factory):
     return Tiny(tmp_path_factory.mktemp("gemma3"))
 
 
+TIGHT = {
+    "num_blocks": 52,
+    "max_num_batched_tokens": 16,
+    "max_num_seqs": 4,
+    "swap_space_bytes": 2**22,
+}
 OPTIONS = {
     "roomy": {"num_blocks": 400},
     "uncached": {"num_blocks": 400, "enable_prefix_caching": False},
     "chunks": {"num_blocks": 400, "max_num_batched_tokens": 9, "max_num_seqs": 4},
-    "tight": {"num_blocks": 52, "max_num_batched_tokens": 16, "max_num_seqs": 4},
-    "swapping": {
-        "num_blocks": 52,
-        "max_num_batched_tokens": 16,
-        "max_num_seqs": 4,
-        "preemption_mode": "swap",
+    # All prompts together are longer than a step.
+    "whole prompts": {
+        "num_blocks": 400,
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": 80,
+        "max_num_seqs": 16,
+        "max_model_len": 80,
     },
+    "tight": TIGHT,
+    "swapping": {**TIGHT, "preemption_mode": "swap"},
 }
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("num_completions", [1, 3])
+@pytest.mark.parametrize("num_completions", [1, 4])
 def test_tokens_equal_transformers(tiny, options, num_completions):
     llm = LLM(tiny.loaded, block_size=4, **options)
     poison(llm)
-    params = SamplingParams(
-        temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True, n=num_completions
-    )
+    swaps = record_swaps(llm)
+    params = dataclasses.replace(GREEDY, n=num_completions)
+    on_step = None if options.get("enable_chunked_prefill", True) else assert_no_prompt_is_cut
     for _ in range(2):  # the second time with what the first has left in the prefix cache
-        outputs = llm.generate(PROMPTS, params)
+        outputs = llm.generate(PROMPTS, params, on_step=on_step)
         for output, expected in zip(outputs, tiny.expected, strict=True):
             assert [c.token_ids for c in output.outputs] == [expected] * num_completions
     assert llm.engine.kv_cache_manager.usage == 0
-    if "num_blocks" in options and options["num_blocks"] < 100 and num_completions > 1:
-        assert llm.engine.stats.num_preemptions > 0, "the pool is not tight"
+    if options["num_blocks"] == TIGHT["num_blocks"]:
+        assert_made_room(llm, swaps)
 
 
 def test_blocks_are_given_back_as_they_leave_the_window(tiny):

@@ -16,7 +16,7 @@ PROMPTS = [
     torch.randint(0, 199, (n,), generator=torch.Generator().manual_seed(n)).tolist()
     for n in (20, 23, 30)
 ]
-TIGHT = {"block_size": 8, "num_blocks": 12}
+TIGHT = {"block_size": 8, "num_blocks": 12, "swap_space_bytes": 2**22}
 
 
 @pytest.fixture(scope="session")
@@ -52,7 +52,7 @@ def test_swapping_computes_no_token_twice(tiny_llama):
 
 
 def test_a_swap_space_that_is_too_small_falls_back_to_recomputing(tiny_llama, expected):
-    llm = tiny_llama.llm(**TIGHT, preemption_mode="swap", swap_space_bytes=0)
+    llm = tiny_llama.llm(**{**TIGHT, "swap_space_bytes": 0}, preemption_mode="swap")
     made = record_swaps(llm)
     outputs = llm.generate(PROMPTS, GREEDY)
     assert [output.outputs[0].token_ids for output in outputs] == expected
