@@ -7,6 +7,7 @@ import dataclasses
 
 import pytest
 import torch
+from engine.engine_probes import assert_made_room, poison, record_swaps
 
 from paged_kv import SamplingParams
 from paged_kv.engine.inputs import EncodedPrompt
@@ -65,6 +66,28 @@ def test_completions_for_which_there_is_no_room_wait(tiny_llama, limits):
     llm = tiny_llama.llm(**limits)
     (output,) = llm.generate(PROMPT, with_n(SEEDED, 4))
     assert token_ids(output) == expected
+    assert llm.engine.kv_cache_manager.usage == 0
+
+
+@pytest.mark.parametrize("caching", [True, False], ids=["cached", "uncached"])
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_preemption_changes_no_token(tiny_llama, mode, caching):
+    """Twelve sequences of three prompts, of which the pool holds some at a time."""
+    prompts = [PROMPT, PROMPT[5:25], [*PROMPT[7:40], 5]]
+    params = [with_n(GREEDY, 4), with_n(SEEDED, 4), with_n(SEEDED, 4)]
+    expected = [[tiny_llama.greedy(PROMPT, 6)] * 4]
+    expected += map(token_ids, tiny_llama.llm().generate(prompts[1:], params[1:]))
+    llm = tiny_llama.llm(
+        block_size=8,
+        num_blocks=18,
+        preemption_mode=mode,
+        swap_space_bytes=2**22,
+        enable_prefix_caching=caching,
+    )
+    poison(llm)
+    swaps = record_swaps(llm)
+    assert list(map(token_ids, llm.generate(prompts, params))) == expected
+    assert_made_room(llm, swaps)
     assert llm.engine.kv_cache_manager.usage == 0
 
 
