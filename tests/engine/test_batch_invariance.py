@@ -3,62 +3,130 @@
 
 from __future__ import annotations
 
+import dataclasses
+from dataclasses import dataclass
+from functools import cache
+
 import pytest
 import torch
+from engine.engine_probes import assert_made_room, record_swaps
+from model._tiny_models import make_tiny, random_ids
 
-from paged_kv import SamplingParams
+from paged_kv import LLM, SamplingParams
+from paged_kv.models import load_model
 
-PROMPTS = [
-    torch.randint(0, 199, (n,), generator=torch.Generator().manual_seed(n)).tolist()
-    for n in (45, 20, 33)
+PROMPTS = [random_ids(length) for length in (45, 20, 33)]
+PARAMS = SamplingParams(temperature=0.0, max_tokens=10, logprobs=3, ignore_eos=True)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and what is asked of it.
+
+    Attributes:
+        variant: Of the tiny models; Gemma 3 has layers with a window and without, and products
+            that are torch's.
+        dtype: Of weights and activations.
+        num_tight_blocks: A pool too small for all prompts at once.
+        kv_cache_dtype: Of keys and values.
+        n: Completions of each prompt.
+    """
+
+    variant: str
+    dtype: str
+    num_tight_blocks: int
+    kv_cache_dtype: str = "auto"
+    n: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.variant}-{self.dtype}-{self.kv_cache_dtype}-n{self.n}"
+
+    def llm(self, model, **options) -> LLM:
+        sizes = {"num_blocks": 256, "swap_space_bytes": 2**22} | options
+        return LLM(model, batch_invariant=True, kv_cache_dtype=self.kv_cache_dtype, **sizes)
+
+
+CASES = [
+    Case("llama_untied", "float32", 15),
+    Case("llama_untied", "bfloat16", 15),
+    Case("gemma3", "float32", 46),
+    Case("gemma3", "bfloat16", 46),
+    Case("llama_untied", "float32", 15, kv_cache_dtype="int8"),
+    Case("gemma3", "float32", 46, n=2),
 ]
-PARAMS = SamplingParams(temperature=0.0, max_tokens=10, logprobs=3)
 
 RUNS = {
     "warm": {},
     "chunked": {"max_num_batched_tokens": 11, "max_num_seqs": 3},
-    "recomputed": {"block_size": 8, "num_blocks": 15},
-    "swapped": {"block_size": 8, "num_blocks": 15, "preemption_mode": "swap"},
+    "recomputed": {"preemption_mode": "recompute"},
+    "swapped": {"preemption_mode": "swap"},
     "uncached": {"enable_prefix_caching": False},
 }
 
 
-def logprobs_of(output):
-    return [
-        {token: entry.logprob for token, entry in position.items()}
-        for position in output.outputs[0].logprobs
-    ]
+@pytest.fixture(scope="module")
+def load(tmp_path_factory):
+    @cache
+    def load(variant, dtype):
+        folder = tmp_path_factory.mktemp(variant)
+        make_tiny(variant, seed=3).save_pretrained(folder)
+        return load_model(folder, dtype=getattr(torch, dtype))
+
+    return load
 
 
 @pytest.fixture(scope="module")
-def cold(tiny_llama):
-    """Each prompt alone, with nothing cached."""
-    results = []
-    for prompt in PROMPTS:
-        llm = tiny_llama.llm(batch_invariant=True)
-        results += map(logprobs_of, llm.generate(prompt, PARAMS))
-    return results
+def cold(load):
+    """Each prompt alone, one completion, with nothing cached."""
+
+    @cache
+    def cold(case):
+        results = []
+        for prompt in PROMPTS:
+            llm = case.llm(load(case.variant, case.dtype))
+            results += logprobs_of(llm.generate(prompt, PARAMS))
+        return results
+
+    return lambda case: cold(dataclasses.replace(case, n=1))
 
 
-@pytest.mark.parametrize("options", RUNS.values(), ids=RUNS)
-def test_log_probabilities_have_the_same_bits(tiny_llama, cold, options):
-    llm = tiny_llama.llm(batch_invariant=True, **options)
-    first = [logprobs_of(output) for output in llm.generate(PROMPTS, PARAMS)]
-    second = [logprobs_of(output) for output in llm.generate(PROMPTS, PARAMS)]
-    assert first == cold
-    assert second == cold, "with what is cached"
-    if "num_blocks" in options:
-        assert llm.engine.stats.num_preemptions > 0
+def logprobs_of(outputs):
+    """For each completion, in order, its log probabilities by position and token."""
+    return [
+        [
+            {token: entry.logprob for token, entry in position.items()}
+            for position in completion.logprobs
+        ]
+        for output in outputs
+        for completion in output.outputs
+    ]
 
 
-def test_engines_of_one_model_may_differ(tiny_llama, cold):
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_log_probabilities_have_the_same_bits(load, cold, case, run):
+    options = dict(RUNS[run])
+    if "preemption_mode" in options:
+        options |= {"block_size": 8, "num_blocks": case.num_tight_blocks}
+    llm = case.llm(load(case.variant, case.dtype), **options)
+    swaps = record_swaps(llm)
+    params = dataclasses.replace(PARAMS, n=case.n)
+    expected = [logprobs for logprobs in cold(case) for _ in range(case.n)]
+    assert logprobs_of(llm.generate(PROMPTS, params)) == expected
+    assert logprobs_of(llm.generate(PROMPTS, params)) == expected, "with what is cached"
+    if "preemption_mode" in options:
+        assert_made_room(llm, swaps)
+
+
+def test_engines_of_one_model_may_differ(load, cold):
     """The model is shared, also with the engine that finds the scales of a quantised cache."""
-    model = tiny_llama.loaded.model
-    invariant, other = tiny_llama.llm(batch_invariant=True), tiny_llama.llm()
+    case = CASES[0]
+    loaded = load(case.variant, case.dtype)
+    invariant, other = case.llm(loaded), LLM(loaded, num_blocks=256)
     other.generate(PROMPTS, PARAMS)
-    assert not model.batch_invariant
-    assert [logprobs_of(output) for output in invariant.generate(PROMPTS, PARAMS)] == cold
-    assert model.batch_invariant
-    quantised = tiny_llama.llm(batch_invariant=True, kv_cache_dtype="int8")
+    assert not loaded.model.batch_invariant
+    assert logprobs_of(invariant.generate(PROMPTS, PARAMS)) == cold(case)
+    assert loaded.model.batch_invariant
+    quantised = LLM(loaded, num_blocks=256, batch_invariant=True, kv_cache_dtype="int8")
     quantised.generate(PROMPTS[0], PARAMS)
-    assert model.batch_invariant
+    assert loaded.model.batch_invariant
