@@ -8,13 +8,14 @@ of a request, no memory.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import random
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 from digest_model import VOCAB_SIZE, expected_output, load_digest_model
+from engine.memory_use import MemoryUse
 
 from paged_kv import OutOfBlocksError
 from paged_kv.engine import EngineConfig, LLMEngine, Request, SamplingParams
@@ -25,9 +26,12 @@ MAX_BATCHED_TOKENS = 64
 MAX_PENDING = 24
 # Far more than any request needs: it waits for those before it, some of them more than once.
 MAX_STEPS_WITHOUT_END = 400
-# What the allocator and the interpreter may take for themselves; a leak of the requests' states
-# alone would be more.
+# What the allocators and the interpreter may take for themselves. It hides small leaks, which
+# test_2000_requests_on_one_engine_leave_no_memory_behind finds.
 MAX_RSS_GROWTH_BYTES = 16 * 2**20
+# A leak of anything of a request is an object of Python, or more bytes than these outside of it.
+MAX_LEAKED_OBJECTS_PER_REQUEST = 0.5
+MAX_LEAKED_BYTES_PER_REQUEST = 64
 
 
 @dataclass(frozen=True)
@@ -221,12 +225,6 @@ def num_objects(kind: type) -> int:
     return sum(issubclass(type(each), kind) for each in gc.get_objects())
 
 
-def resident_bytes() -> int:
-    gc.collect()
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * 4096
-
-
 def soak(case: Case, fault_share: float) -> Soak:
     """Serve this case's part of the requests; check that each half leaves nothing."""
     seed = CASES.index(case) + 1
@@ -237,13 +235,13 @@ def soak(case: Case, fault_share: float) -> Soak:
     num_requests_before = num_objects(Request)
     share = NUM_REQUESTS // len(CASES)
     run.run(share // 2)
-    rss = resident_bytes()
+    before = MemoryUse.now()
     run.run(share)
     run.check_nothing_is_held()
     assert run.engine.stats.num_requests == share
     assert run.engine.stats.num_finished_requests == share
     assert num_objects(Request) == num_requests_before
-    assert resident_bytes() - rss < MAX_RSS_GROWTH_BYTES
+    assert (MemoryUse.now() - before).resident_bytes < MAX_RSS_GROWTH_BYTES
     assert run.engine.reset_prefix_cache()
     return run
 
@@ -260,6 +258,44 @@ def test_after_a_fault_the_engine_is_empty_and_serves_on(case):
     run = soak(case, 0.004)
     assert run.num_faults > 5
     assert run.num_completed > run.num_faults
+
+
+# ---- one engine that serves for long
+
+
+def has_leak(run: Soak, num_requests_before: int, num_requests: int) -> bool:
+    """Whether memory grows with the requests that an engine serves once it is warm."""
+    run.run(num_requests_before)
+    before = MemoryUse.now()
+    run.run(num_requests)
+    growth = MemoryUse.now() - before
+    print(growth)
+    count = num_requests - num_requests_before
+    return (
+        growth.num_python_objects > MAX_LEAKED_OBJECTS_PER_REQUEST * count
+        or growth.malloc_bytes > MAX_LEAKED_BYTES_PER_REQUEST * count
+    )
+
+
+def test_2000_requests_on_one_engine_leave_no_memory_behind():
+    run = Soak(CASES[1], random.Random(1))
+    assert not has_leak(run, 500, NUM_REQUESTS)
+    run.check_nothing_is_held()
+
+
+@pytest.mark.parametrize("kind", ["state", "256 bytes outside Python"])
+def test_a_leak_for_each_request_would_be_noticed(kind):
+    leaked = []
+    leak = leaked.append if kind == "state" else lambda _state: ctypes.CDLL(None).malloc(256)
+    run = Soak(CASES[1], random.Random(1))
+    finish = run.engine._finish
+
+    def finish_and_leak(state):
+        leak(state)
+        return finish(state)
+
+    run.engine._finish = finish_and_leak
+    assert has_leak(run, 100, 300)
 
 
 def test_a_step_holds_the_longest_prompt_if_it_must_not_be_cut():
