@@ -7,40 +7,14 @@ import dataclasses
 
 import pytest
 from engine.engine_probes import assert_made_room, assert_no_prompt_is_cut, poison, record_swaps
-from model._tiny_models import hf_logits, make_tiny, random_ids
+from engine.tiny_reference import GREEDY, PROMPTS, TinyReference
 
-from paged_kv import LLM, SamplingParams
-from paged_kv.models import load_model
-
-NUM_TOKENS = 8
-GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
-# The window is 7 tokens.
-PROMPTS = [random_ids(length) for length in (3, 8, 30, 61)]
-
-
-class Tiny:
-    """One set of random weights, loaded twice."""
-
-    def __init__(self, folder):
-        # Spread the logits: random weights of the usual size give near ties everywhere.
-        self.reference = make_tiny("gemma3", seed=3)
-        self.reference.save_pretrained(folder)
-        self.loaded = load_model(folder)
-        self.expected = [self.greedy(prompt) for prompt in PROMPTS]
-
-    def greedy(self, prompt):
-        ids = list(prompt)
-        for _ in range(NUM_TOKENS):
-            logits = hf_logits(self.reference, ids)[-1]
-            best, second = logits.topk(2).values
-            assert best - second > 1e-3, "near tie: choose another seed"
-            ids.append(int(logits.argmax()))
-        return tuple(ids[len(prompt) :])
+from paged_kv import LLM
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    return Tiny(tmp_path_factory.mktemp("gemma3"))
+    return TinyReference(tmp_path_factory.mktemp("gemma3"), "gemma3")
 
 
 TIGHT = {
