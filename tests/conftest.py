@@ -27,6 +27,8 @@ TIMEOUT_S = 300
 SLOW_FILES = (
     "test_install.py",
     "test_smollm2.py",
+    "test_gemma3.py",
+    "test_soak.py",
     "test_emulated_asan.py",
     "test_kernel_coverage.py",
 )

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import io
 import json
+import re
 
 import pytest
 import torch
 
 from paged_kv.cli import main
 from paged_kv.engine.kv_scales import calibrate_kv_scales, load_kv_scales, save_kv_scales
+from paged_kv.engine.memory import total_memory_bytes, used_memory_bytes
 from paged_kv.models import load_model
 
 INT8 = ("--kv-cache-dtype", "int8")
@@ -101,6 +103,16 @@ def test_memory_of_the_cache(model, capsys, size):
     assert main([*argv, "--kv-cache-memory", size]) == 0
     # 32 blocks of 8 KiB
     assert "of 31 used at most" in capsys.readouterr().err
+
+
+def test_a_share_of_the_memory(model, capsys):
+    """What this process has already, and 512 MiB for a step and the cache."""
+    share = (used_memory_bytes() + 2**29) / total_memory_bytes()
+    argv = ["generate", "--model", str(model), "--prompt", "a", "--max-tokens", "2"]
+    assert main([*argv, "--memory-utilization", str(share)]) == 0
+    (num_blocks,) = re.findall(r"of (\d+) used at most", capsys.readouterr().err)
+    # Blocks of 8 KiB: no more than there is room for, and not as few as the least.
+    assert 1000 < int(num_blocks) <= 2**29 // 2**13
 
 
 def test_a_share_of_the_memory_that_is_none_is_refused(model, capsys):

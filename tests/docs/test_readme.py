@@ -3,25 +3,19 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from docs.bash_blocks import bash_commands
 
 REPO_ROOT = Path(__file__).parents[2]
 README = (REPO_ROOT / "README.md").read_text()
+COMMANDS = bash_commands(README)
 MAX_LINES = 150
 BIN = Path(sys.executable).parent
-
-
-def commands() -> list[str]:
-    """The command lines of the README's bash blocks, without comments."""
-    blocks = re.findall(r"^```bash\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-    lines = (line.partition(" #")[0].strip() for block in blocks for line in block.splitlines())
-    return [line for line in lines if line]
 
 
 def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
@@ -42,7 +36,7 @@ def test_readme_is_short():
     assert len(README.splitlines()) <= MAX_LINES
 
 
-@pytest.mark.parametrize("command", [c for c in commands() if c.startswith("paged-kv ")])
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("paged-kv ")])
 def test_command_line(command):
     name, *arguments = shlex.split(command)
     assert run(BIN / name, *arguments).stdout.strip()
@@ -62,4 +56,4 @@ def test_make_test_runs_pytest():
 def test_every_command_is_checked_somewhere():
     """`pip install`: tests/packaging installs in every way that docs/build.md lists."""
     checked = ("paged-kv ", "make demo", "make test", "pip install .", "pip install '.[model]'")
-    assert [c for c in commands() if not c.startswith(checked)] == []
+    assert [c for c in COMMANDS if not c.startswith(checked)] == []
