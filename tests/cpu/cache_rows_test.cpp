@@ -6,7 +6,10 @@
 
 #include "ops/cpu/isa/instruction_sets.h"
 
+#include <array>
 #include <cstddef>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -82,6 +85,21 @@ std::vector<Piece> runs_of(const LinesAhead& lines) {
     result.push_back({run->begin, run->end - run->begin});
   }
   return result;
+}
+
+TEST(MemoryRuns, PiecesThatFollowOneAnotherAreOneRun) {
+  const std::array<char, 64> memory{};
+  std::array<MemoryRun, 4> of_pieces{};
+  MemoryRuns runs(of_pieces.data());
+  for (const auto& [begin, num_bytes] : {std::pair{0, 8}, {8, 8}, {32, 4}, {16, 8}}) {
+    runs.add(memory.data() + begin, num_bytes);
+  }
+  ASSERT_EQ(runs.finish(), 3);
+  for (const auto& [i, begin, end] : {std::tuple{0, 0, 16}, {1, 32, 36}, {2, 16, 24}}) {
+    EXPECT_EQ(of_pieces[static_cast<std::size_t>(i)].begin, memory.data() + begin);
+    EXPECT_EQ(of_pieces[static_cast<std::size_t>(i)].end, memory.data() + end);
+  }
+  EXPECT_EQ(MemoryRuns(of_pieces.data()).finish(), 0);
 }
 
 TEST(CacheRowsAhead, TokensOfABlockAreOneRunIfAllTheirHeadsAreUsed) {
