@@ -34,12 +34,9 @@ class WeightTile {
       : type_(p.weight_type),
         first_feature_(first_feature),
         count_(std::clamp<std::int64_t>(end_feature - first_feature, 0, kTileFeatures)) {
-    MemoryRuns runs(runs_);
     for (std::int64_t i = 0; i < count_; ++i) {
       rows_[i] = element(p.weight, type_, (first_feature + i) * p.weight_stride);
-      runs.add(rows_[i], p.in_features * element_size(type_));
     }
-    num_runs_ = runs.finish();
   }
 
   // Copies the rows to `target`, [kTileFeatures, in_features].
@@ -57,16 +54,20 @@ class WeightTile {
   [[nodiscard]] std::int64_t end_feature() const noexcept { return first_feature_ + count_; }
   [[nodiscard]] std::int64_t count() const noexcept { return count_; }
   [[nodiscard]] const void* const* rows() const noexcept { return rows_; }
-  // All of it where it lies, for one call.
-  [[nodiscard]] LinesAhead lines() const noexcept { return LinesAhead::of(runs_, num_runs_, 1); }
+  // All of it where it lies, for one call. `runs`: [kTileFeatures], of what is given.
+  [[nodiscard]] LinesAhead lines(const LinearParams& p, MemoryRun* runs) const noexcept {
+    MemoryRuns collected(runs);
+    for (std::int64_t i = 0; i < count_; ++i) {
+      collected.add(rows_[i], p.in_features * element_size(type_));
+    }
+    return LinesAhead::of(runs, collected.finish(), 1);
+  }
 
  private:
   ElementType type_;
   std::int64_t first_feature_;
   std::int64_t count_;
   const void* rows_[kTileFeatures];  // count_ of them
-  MemoryRun runs_[kTileFeatures];    // num_runs_ of them
-  std::int64_t num_runs_;
 };
 
 // The memory of a call.
@@ -112,7 +113,8 @@ void multiply_tile(const LinearParams& p, const FloatRows& x, const WeightTile& 
   }
   const auto multiply = p.kernels->multiply_keys[static_cast<int>(tile.type())];
   const auto store = p.kernels->store_row[static_cast<int>(p.out_type)];
-  LinesAhead ahead = fetches_next_tile(p) ? next.lines() : LinesAhead{};
+  MemoryRun runs[kTileFeatures];
+  LinesAhead ahead = fetches_next_tile(p) ? next.lines(p, runs) : LinesAhead{};
   for (std::int64_t begin = 0; begin < x.count; begin += kRowsAtATime) {
     const std::int64_t count = std::min(x.count - begin, kRowsAtATime);
     multiply({x.data + begin * x.stride, x.stride, count},

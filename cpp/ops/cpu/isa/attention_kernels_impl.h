@@ -143,8 +143,9 @@ struct AttentionKernelsFor {
     if (state.max != old_max) {
       const float rescale = Math::exp(old_max - state.max);
       state.sum *= rescale;
-      for (int64_t d = 0; d < size; d += kLanes)
+      for (int64_t d = 0; d < size; d += kLanes) {
         Floats::store(output + d, Floats::load(output + d) * rescale);
+      }
     }
     state.sum += Floats::sum_lanes(sums);
     return true;
