@@ -17,16 +17,16 @@
 namespace paged_kv::cpu {
 namespace {
 
-constexpr std::int64_t kHeads = 4, kHeadSize = 16, kBlockSize = 16;
+constexpr std::int64_t kHeads = 4, kHeadSize = 16, kBlockSize = 16, kBlocks = 8;
 constexpr std::int64_t kTokenBytes = kHeadSize * std::int64_t{sizeof(float)};
 constexpr std::int64_t kBlockBytes = kHeads * kBlockSize * kTokenBytes;
 
-// One sequence whose blocks are 5, 2, 7, 3, 0, ... of a cache of float32.
+// Two sequences of a cache of float32, whose blocks are 5, 2, 7, 3, 0, ... and the other way round.
 struct Cache {
   explicit Cache(CacheSide of_layout) : side(of_layout) {
     side.data = memory.data();
     params.kernels = &kScalarKernels;
-    params.batch.block_tables = {table.data(), 1, std::ssize(table), std::ssize(table), 1};
+    params.batch.block_tables = {table.data(), 2, kBlocks, kBlocks, 1};
     params.batch.block_size = kBlockSize;
     params.cache_type = ElementType::kFloat;
     params.num_kv_heads = kHeads;
@@ -44,13 +44,16 @@ struct Cache {
   }
 
   // Where a token's head lies.
-  [[nodiscard]] const void* place(std::int64_t token, std::int64_t head) const {
-    return side.data + table[static_cast<std::size_t>(token / kBlockSize)] * side.block_stride +
+  [[nodiscard]] const void* place(std::int64_t token, std::int64_t head,
+                                  std::int64_t seq = 0) const {
+    const auto block_idx = static_cast<std::size_t>(seq * kBlocks + token / kBlockSize);
+    return side.data + table[block_idx] * side.block_stride +
            token % kBlockSize * side.token_stride + head * side.head_stride;
   }
 
-  std::vector<std::byte> memory = std::vector<std::byte>(8 * kBlockBytes);
-  std::vector<std::int32_t> table{5, 2, 7, 3, 0, 1, 4, 6};
+  std::vector<std::byte> memory = std::vector<std::byte>(kBlocks * kBlockBytes);
+  std::vector<std::int32_t> table{5, 2, 7, 3, 0, 1, 4, 6,  //
+                                  6, 4, 1, 0, 3, 7, 2, 5};
   std::vector<std::byte> scratch;
   CacheSide side;
   PagedAttentionParams params{};
@@ -147,7 +150,7 @@ TEST(CacheRowsAhead, TheNextTileIsThatOfItsOwnBlocks) {
   Cache cache(hnd());
   CacheRows rows = cache.rows();
   rows.turn_to(0, {0, 64});
-  rows.locate_next(64, {0, 2});
+  rows.locate_next(0, 64, {0, 2});
   EXPECT_EQ(runs_of(rows.lines_of_next({0, 2}, 1, 1)),
             (std::vector<Piece>{{cache.place(64, 1), 2 * kTokenBytes}}));
   EXPECT_EQ(runs_of(rows.lines({0, 1}, 1, 1)),
@@ -155,6 +158,21 @@ TEST(CacheRowsAhead, TheNextTileIsThatOfItsOwnBlocks) {
   rows.turn_to(64, {0, 2});
   EXPECT_EQ(runs_of(rows.lines({0, 1}, 1, 1)),
             (std::vector<Piece>{{cache.place(64, 1), kTokenBytes}}));
+}
+
+TEST(CacheRowsAhead, TheNextTileMayBeOfAnotherSequence) {
+  Cache cache(hnd());
+  CacheRows rows = cache.rows();
+  rows.turn_to(0, {0, 64});
+  rows.locate_next(1, 0, {0, 2});
+  EXPECT_EQ(runs_of(rows.lines_of_next({0, 2}, 1, 1)),
+            (std::vector<Piece>{{cache.place(0, 1, 1), 2 * kTokenBytes}}));
+  EXPECT_EQ(runs_of(rows.lines({0, 1}, 1, 1)),
+            (std::vector<Piece>{{cache.place(0, 1), kTokenBytes}}));
+  rows.begin(1, 1);
+  rows.turn_to(0, {0, 2});
+  EXPECT_EQ(runs_of(rows.lines({0, 1}, 1, 1)),
+            (std::vector<Piece>{{cache.place(0, 1, 1), kTokenBytes}}));
 }
 
 TEST(CacheRowsAhead, NoColumnsAreNoLines) {

@@ -192,6 +192,25 @@ TEST(Linear, ARowHasTheSameBitsInAnyCall) {
   }
 }
 
+// Rows of 16 KiB: the second-level cache holds few, so that the weight is gone over again for the
+// next ones. Tiles of the weight and rows both end with less than a whole one.
+TEST(Linear, ManyLongRowsGoOverTheWeightInChunks) {
+  constexpr std::int64_t kIn = 4096, kOut = 101;
+  for (const InstructionSet& set : available_instruction_sets()) {
+    SCOPED_TRACE(set.attention->name);
+    for (const ElementType type : {ElementType::kFloat, ElementType::kBFloat16}) {
+      Product all(37, kIn, kOut, type, type);
+      all.run(*set.attention, kFourThreadsRunner);
+      all.expect_right();
+      Product some(17, kIn, kOut, type, type);
+      some.run(*set.attention, kBackwardsRunner);
+      EXPECT_EQ(std::memcmp(some.results.data(), all.results.data(),
+                            some.results.size() * sizeof(float)),
+                0);
+    }
+  }
+}
+
 TEST(Linear, NothingToDo) {
   Product no_rows(0, 16, 65, ElementType::kFloat, ElementType::kFloat);
   no_rows.run(attention_kernels(), kFourThreadsRunner);

@@ -75,8 +75,9 @@ AttentionTile::AttentionTile(const PagedAttentionParams& params, ScratchCutter& 
   }
 }
 
-void AttentionTile::run(const QueryTile& tile, KeyRange keys) {
-  begin_queries(tile, keys);
+void AttentionTile::run(const AttentionWork& work) {
+  const QueryTile& tile = work.tile;
+  begin_queries(tile, work.keys);
   keys_.begin(tile.seq, tile.num_queries * group_size_);
   values_.begin(tile.seq, tile.num_queries * group_size_);
   clear(rows_);
@@ -150,13 +151,39 @@ LinesAhead AttentionTile::lines(CacheRows& side, const Strip& strip) {
   return side.lines(strip.columns, tile_.kv_head_begin + strip.head_begin, strip.num_heads());
 }
 
-LinesAhead AttentionTile::lines_of_next(CacheRows& side, const Strip& strip) {
-  return side.lines_of_next(strip.columns, tile_.kv_head_begin + strip.head_begin,
-                            strip.num_heads());
+LinesAhead AttentionTile::lines_after(std::int64_t tile_begin) {
+  const std::int64_t next_begin = tile_begin + kTileKeys;
+  const KeyRange columns = columns_of(seen_, next_begin);
+  if (!columns.empty()) return first_lines(tile_, next_begin, columns);
+
+  const AttentionWork next = next_work_.get(next_work_.context);
+  if (next.keys.empty()) return {};
+  const KeyRange keys = visible_keys(next);
+  if (keys.empty()) return {};
+  const std::int64_t first_begin = keys.begin / kTileKeys * kTileKeys;
+  return first_lines(next.tile, first_begin, columns_of(keys, first_begin));
+}
+
+LinesAhead AttentionTile::first_lines(const QueryTile& tile, std::int64_t tile_begin,
+                                      KeyRange columns) {
+  keys_.locate_next(tile.seq, tile_begin, columns);
+  const Strip strip = first_strip(columns, tile.num_kv_heads);
+  return keys_.lines_of_next(strip.columns, tile.kv_head_begin + strip.head_begin,
+                             strip.num_heads());
+}
+
+KeyRange AttentionTile::visible_keys(const AttentionWork& work) const noexcept {
+  const auto& p = params_;
+  const std::int64_t seq = work.tile.seq;
+  const std::int64_t first_pos = p.batch.first_query_pos(seq) + work.tile.query_begin;
+  const std::int64_t last_pos = first_pos + work.tile.num_queries - 1;
+  const std::int64_t seq_len = p.batch.seq_lens[seq];
+  return common(work.keys,
+                {p.mask.visible(first_pos, seq_len).begin, p.mask.visible(last_pos, seq_len).end});
 }
 
 void AttentionTile::multiply_strips(KeyRange columns) {
-  const Strip first = first_strip(columns);
+  const Strip first = first_strip(columns, tile_.num_kv_heads);
   for (Strip strip = first; !strip.columns.empty();) {
     const Strip next = strip_after(strip, columns);
     LinesAhead ahead = next.columns.empty() ? lines(values_, first) : lines(keys_, next);
@@ -170,11 +197,9 @@ void AttentionTile::multiply_strips(KeyRange columns) {
 }
 
 void AttentionTile::add_strips(std::int64_t tile_begin, KeyRange columns, AttentionRow* rows) {
-  const Strip first_of_next = locate_next_tile(tile_begin + kTileKeys);
-  for (Strip strip = first_strip(columns); !strip.columns.empty();) {
+  for (Strip strip = first_strip(columns, tile_.num_kv_heads); !strip.columns.empty();) {
     const Strip next = strip_after(strip, columns);
-    LinesAhead ahead =
-        next.columns.empty() ? lines_of_next(keys_, first_of_next) : lines(values_, next);
+    LinesAhead ahead = next.columns.empty() ? lines_after(tile_begin) : lines(values_, next);
     for (std::int64_t head = strip.head_begin; head < strip.head_end; ++head) {
       TokenRows values = values_.rows(strip.columns, tile_.kv_head_begin + head);
       values.ahead = &ahead;
@@ -184,16 +209,11 @@ void AttentionTile::add_strips(std::int64_t tile_begin, KeyRange columns, Attent
   }
 }
 
-AttentionTile::Strip AttentionTile::locate_next_tile(std::int64_t tile_begin) {
-  const KeyRange columns = columns_of(seen_, tile_begin);
-  if (!columns.empty()) keys_.locate_next(tile_begin, columns);
-  return first_strip(columns);
-}
-
-AttentionTile::Strip AttentionTile::first_strip(KeyRange columns) const noexcept {
-  if (strip_keys_ == 0 || tile_.num_kv_heads == 1) return {columns, 0, 1};
+AttentionTile::Strip AttentionTile::first_strip(KeyRange columns,
+                                                std::int64_t num_kv_heads) const noexcept {
+  if (strip_keys_ == 0 || num_kv_heads == 1) return {columns, 0, 1};
   const std::int64_t end = (columns.begin / strip_keys_ + 1) * strip_keys_;
-  return {{columns.begin, std::min(end, columns.end)}, 0, tile_.num_kv_heads};
+  return {{columns.begin, std::min(end, columns.end)}, 0, num_kv_heads};
 }
 
 AttentionTile::Strip AttentionTile::strip_after(const Strip& strip,
@@ -201,7 +221,7 @@ AttentionTile::Strip AttentionTile::strip_after(const Strip& strip,
   if (strip.head_end < tile_.num_kv_heads) {
     return {strip.columns, strip.head_end, strip.head_end + 1};
   }
-  return first_strip({strip.columns.end, columns.end});
+  return first_strip({strip.columns.end, columns.end}, tile_.num_kv_heads);
 }
 
 void AttentionTile::set_columns(std::int64_t tile_begin) noexcept {

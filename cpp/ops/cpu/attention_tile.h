@@ -63,20 +63,37 @@ struct AttentionRow {
 // row becomes what it is together with `other`, whose keys follow.
 void join_rows(const PagedAttentionParams& params, AttentionRow& row, const AttentionRow& other);
 
+// A tile and the keys that it attends to; there may be none.
+struct AttentionWork {
+  QueryTile tile;
+  KeyRange keys;
+};
+
 // Works on tiles one after the other; holds the scratch of one thread and the params of the call.
 class AttentionTile {
  public:
   // Takes O((rows + kTileKeys) * head_size) floats from `scratch`, or counts them only.
   AttentionTile(const PagedAttentionParams& params, ScratchCutter& scratch);
 
-  // Attends to the visible keys in `keys`, split by split.
-  void run(const QueryTile& tile, KeyRange keys);
+  // Attends to the visible keys among those of `work`, split by split. When it comes to the last of
+  // them, it asks `next_work` what will be run after it, to fetch its first keys meanwhile.
+  template <class F>
+  void run(const AttentionWork& work, F next_work) {
+    next_work_ = {[](void* f) { return (*static_cast<F*>(f))(); }, &next_work};
+    run(work);
+  }
 
   // Results of run().
   [[nodiscard]] std::int64_t num_rows() const noexcept { return num_rows_; }
   [[nodiscard]] const AttentionRow& row(std::int64_t r) const noexcept { return rows_[r]; }
 
  private:
+  // See run().
+  struct NextWork {
+    AttentionWork (*get)(void* context);
+    void* context;
+  };
+
   struct Query {
     KeyRange visible;  // positions
     KeyRange columns;  // of the current tile of keys, those that add something
@@ -100,6 +117,7 @@ class AttentionTile {
   }
   [[nodiscard]] float* logits(std::int64_t r) noexcept { return logits_ + r * kTileKeys; }
 
+  void run(const AttentionWork& work);
   void begin_queries(const QueryTile& tile, KeyRange keys);
   void clear(AttentionRow* rows) const noexcept;
   // All tiles of keys of one split, into `rows`.
@@ -108,14 +126,17 @@ class AttentionTile {
   void run_tile(std::int64_t tile_begin, AttentionRow* rows);
   void multiply_strips(KeyRange columns);
   void add_strips(std::int64_t tile_begin, KeyRange columns, AttentionRow* rows);
-  // What to fetch of the strip, of this tile or the next; there may be none.
   [[nodiscard]] LinesAhead lines(CacheRows& side, const Strip& strip);
-  [[nodiscard]] LinesAhead lines_of_next(CacheRows& side, const Strip& strip);
-  [[nodiscard]] Strip first_strip(KeyRange columns) const noexcept;
+  // What comes after a tile of keys: the first keys of the next one, or of the next work.
+  [[nodiscard]] LinesAhead lines_after(std::int64_t tile_begin);
+  // The first strip of a tile of keys.
+  [[nodiscard]] LinesAhead first_lines(const QueryTile& tile, std::int64_t tile_begin,
+                                       KeyRange columns);
+  // Those of `keys` that some query sees.
+  [[nodiscard]] KeyRange visible_keys(const AttentionWork& work) const noexcept;
+  [[nodiscard]] Strip first_strip(KeyRange columns, std::int64_t num_kv_heads) const noexcept;
   // Its columns are empty after the last one.
   [[nodiscard]] Strip strip_after(const Strip& strip, KeyRange columns) const noexcept;
-  // Its first strip; there may be no such tile, then that has no columns.
-  [[nodiscard]] Strip locate_next_tile(std::int64_t tile_begin);
   void set_columns(std::int64_t tile_begin) noexcept;
   // Those that all rows [first, last) see; may be empty.
   [[nodiscard]] KeyRange common_columns(std::int64_t first, std::int64_t last) const noexcept;
@@ -139,6 +160,7 @@ class AttentionTile {
   std::int64_t group_size_;
   std::int64_t padded_size_;
   std::int64_t strip_keys_;  // columns of a strip of several kv heads; 0: strips have one head
+  NextWork next_work_{};
   QueryTile tile_{};
   std::int64_t num_rows_ = 0;
   KeyRange seen_{};     // positions that some row sees

@@ -28,8 +28,10 @@ namespace paged_kv::cpu {
   return std::min(runner.num_threads(), max_useful_threads(params));
 }
 
-// f(attention_tile, item) for the items [0, num_items): each worker takes the next one when it is
-// done with its last, since their costs differ. Which worker takes which changes no result.
+// f(attention_tile, item, next_item) for the items [0, num_items): each worker takes the next one
+// when it is about to be done with its last, since their costs differ. It does so at the first call
+// of next_item(), which returns its own next item, or num_items or more if there is none. Which
+// worker takes which changes no result.
 // The tiles' memory comes from `scratch`, which no other call may use meanwhile.
 template <class F>
 void for_each_item(const PagedAttentionParams& params, std::int64_t num_items,
@@ -40,19 +42,22 @@ void for_each_item(const PagedAttentionParams& params, std::int64_t num_items,
   const std::int64_t tile_bytes = sizes.num_bytes();
   std::byte* memory = scratch.reserve(num_workers * tile_bytes);
 
-  std::atomic<std::int64_t> next_item{0};
-  parallel_for(runner, std::min(num_workers, num_items), 1,
-               [&](std::int64_t begin, std::int64_t end) {
-                 for (std::int64_t worker = begin; worker < end; ++worker) {
-                   ScratchCutter cutter(memory + worker * tile_bytes);
-                   AttentionTile tile(params, cutter);
-                   for (;;) {
-                     const std::int64_t item = next_item.fetch_add(1, std::memory_order_relaxed);
-                     if (item >= num_items) break;
-                     f(tile, item);
-                   }
-                 }
-               });
+  constexpr std::int64_t kNotTaken = -1;
+  std::atomic<std::int64_t> first_free{0};
+  parallel_for(
+      runner, std::min(num_workers, num_items), 1, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t worker = begin; worker < end; ++worker) {
+          ScratchCutter cutter(memory + worker * tile_bytes);
+          AttentionTile tile(params, cutter);
+          const auto take = [&] { return first_free.fetch_add(1, std::memory_order_relaxed); };
+          for (std::int64_t item = take(); item < num_items;) {
+            std::int64_t next = kNotTaken;
+            const auto next_item = [&] { return next = next == kNotTaken ? take() : next; };
+            f(tile, item, next_item);
+            item = next_item();
+          }
+        }
+      });
 }
 
 }  // namespace paged_kv::cpu

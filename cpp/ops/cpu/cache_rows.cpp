@@ -61,7 +61,7 @@ void CacheRows::begin(std::int64_t seq, std::int64_t num_queries) {
 }
 
 void CacheRows::turn_to(std::int64_t tile_begin, KeyRange columns) {
-  if (tile_begin != next_tile_begin_) return locate(tile_begin, columns, tokens_);
+  if (tile_begin != next_tile_begin_) return locate(seq_, tile_begin, columns, tokens_);
   std::swap(tokens_, next_tokens_);
   next_tile_begin_ = kNoTile;
 }
@@ -77,8 +77,8 @@ LinesAhead CacheRows::lines(KeyRange columns, std::int64_t kv_head, std::int64_t
   return lines_of(tokens_, columns, kv_head, num_heads);
 }
 
-void CacheRows::locate_next(std::int64_t tile_begin, KeyRange columns) {
-  locate(tile_begin, columns, next_tokens_);
+void CacheRows::locate_next(std::int64_t seq, std::int64_t tile_begin, KeyRange columns) {
+  locate(seq, tile_begin, columns, next_tokens_);
   next_tile_begin_ = tile_begin;
 }
 
@@ -105,12 +105,13 @@ LinesAhead CacheRows::lines_of(const std::byte* const* tokens, KeyRange columns,
   return LinesAhead::of(ahead_, runs.finish(), num_heads);
 }
 
-void CacheRows::locate(std::int64_t tile_begin, KeyRange columns, const std::byte** tokens) const {
+void CacheRows::locate(std::int64_t seq, std::int64_t tile_begin, KeyRange columns,
+                       const std::byte** tokens) const {
   const std::int64_t block_size = params_.batch.block_size;
   std::int64_t block_idx = (tile_begin + columns.begin) / block_size;
   std::int64_t offset = (tile_begin + columns.begin) % block_size;
   for (std::int64_t k = columns.begin; k < columns.end; ++block_idx, offset = 0) {
-    const std::int64_t block = params_.batch.block_tables(seq_, block_idx);
+    const std::int64_t block = params_.batch.block_tables(seq, block_idx);
     const std::byte* token = side_.data + block * side_.block_stride + offset * side_.token_stride;
     const std::int64_t end = std::min(columns.end, k + block_size - offset);
     for (; k < end; ++k, token += side_.token_stride) tokens[k] = token;

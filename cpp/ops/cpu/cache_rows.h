@@ -36,9 +36,9 @@ class CacheRows {
   // tokens lie interleaved it is all of the head's block. None if there are no columns, or where
   // elements are strewn.
   [[nodiscard]] LinesAhead lines(KeyRange columns, std::int64_t kv_head, std::int64_t num_heads);
-  // The same of the tile that will be turned to next, after locate_next() with what turn_to() will
-  // get.
-  void locate_next(std::int64_t tile_begin, KeyRange columns);
+  // The same of the tile that will be turned to next, after locate_next() with what begin() and
+  // turn_to() will get.
+  void locate_next(std::int64_t seq, std::int64_t tile_begin, KeyRange columns);
   [[nodiscard]] LinesAhead lines_of_next(KeyRange columns, std::int64_t kv_head,
                                          std::int64_t num_heads);
 
@@ -55,7 +55,8 @@ class CacheRows {
 
   [[nodiscard]] Access access() const noexcept;
   // Sets tokens_, or next_tokens_: where kv head 0 of the columns lies.
-  void locate(std::int64_t tile_begin, KeyRange columns, const std::byte** tokens) const;
+  void locate(std::int64_t seq, std::int64_t tile_begin, KeyRange columns,
+              const std::byte** tokens) const;
   void add_head(const std::byte* const* tokens, KeyRange columns, std::int64_t kv_head,
                 const void** rows) const;
   [[nodiscard]] LinesAhead lines_of(const std::byte* const* tokens, KeyRange columns,

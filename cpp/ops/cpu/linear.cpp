@@ -5,17 +5,24 @@
 #include "paged_kv/math.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 
 namespace paged_kv::cpu {
 namespace {
 
-// So many rows go over a tile of the weight at a time: both stay in the second-level cache.
-constexpr std::int64_t kRowsAtATime = 64;
 // Rows of the weight in a tile: few enough that the next tile, fetched meanwhile, is still in the
-// second-level cache when its turn comes.
-constexpr std::int64_t kTileFeatures = kWholeBlocksOfKeys;
+// second-level cache when its turn comes. Whole lines of the output.
+constexpr std::int64_t kTileFeatures = 2 * kWholeBlocksOfKeys;
 static_assert(kTileFeatures <= kTileKeys);
+// So many rows of the input go over a tile at a time: they and their products stay in the
+// first-level cache.
+constexpr std::int64_t kRowsAtATime = 16;
+// So much of the input goes over the whole weight before the rest has its turn: it stays in the
+// second-level cache, beside two tiles.
+constexpr std::int64_t kInputChunkBytes = 192 * 1024;
+// What a worker takes at a time: few enough that no worker waits long for the others at the end.
+constexpr std::int64_t kTilesPerPiece = 2;
 // One row of float32 leaves the weight to the processor's own prefetcher, which sees that it lies
 // in order and keeps up. 16-bit rows are done sooner than it brings the next ones.
 bool fetches_next_tile(const LinearParams& p) {
@@ -26,16 +33,82 @@ const void* element(const void* data, ElementType type, std::int64_t index) {
   return static_cast<const char*>(data) + index * element_size(type);
 }
 
+// A tile of the output: some rows of the input by a tile of the weight.
+struct OutputTile {
+  std::int64_t row_begin = 0;
+  std::int64_t row_end = 0;
+  std::int64_t weight_tile = 0;
+
+  [[nodiscard]] std::int64_t num_rows() const noexcept { return row_end - row_begin; }
+};
+
+// The tiles of the output: chunk by chunk of the input, in each in the order of the weight. Workers
+// take pieces of a few tiles until there are no more.
+class OutputTiles {
+ public:
+  explicit OutputTiles(const LinearParams& p)
+      : num_rows_(p.num_rows),
+        chunk_rows_(choose_chunk_rows(p)),
+        num_weight_tiles_(ceil_div(p.out_features, kTileFeatures)),
+        pieces_per_chunk_(ceil_div(num_weight_tiles_, kTilesPerPiece)),
+        num_pieces_(ceil_div(num_rows_, chunk_rows_) * pieces_per_chunk_) {}
+
+  [[nodiscard]] std::int64_t num_pieces() const noexcept { return num_pieces_; }
+
+  // The tiles that one worker gets.
+  class Stream {
+   public:
+    explicit Stream(OutputTiles& tiles) noexcept : tiles_(tiles) {}
+
+    // Without rows after the last one.
+    OutputTile next() noexcept {
+      if (tile_.weight_tile + 1 < piece_end_) {
+        ++tile_.weight_tile;
+      } else {
+        tile_ = tiles_.take_piece(piece_end_);
+      }
+      return tile_;
+    }
+
+   private:
+    OutputTiles& tiles_;
+    OutputTile tile_;
+    std::int64_t piece_end_ = 0;  // of weight tiles
+  };
+
+ private:
+  static std::int64_t choose_chunk_rows(const LinearParams& p) noexcept {
+    const std::int64_t row_bytes = p.in_features * std::int64_t{sizeof(float)};
+    return std::max(kInputChunkBytes / row_bytes / kRowsAtATime, std::int64_t{1}) * kRowsAtATime;
+  }
+
+  // The first tile of the next piece, and the end of its weight tiles.
+  OutputTile take_piece(std::int64_t& weight_tile_end) noexcept {
+    const std::int64_t piece = next_piece_.fetch_add(1, std::memory_order_relaxed);
+    if (piece >= num_pieces_) return {};
+    const std::int64_t row_begin = piece / pieces_per_chunk_ * chunk_rows_;
+    const std::int64_t weight_tile = piece % pieces_per_chunk_ * kTilesPerPiece;
+    weight_tile_end = std::min(weight_tile + kTilesPerPiece, num_weight_tiles_);
+    return {row_begin, std::min(row_begin + chunk_rows_, num_rows_), weight_tile};
+  }
+
+  std::int64_t num_rows_;
+  std::int64_t chunk_rows_;
+  std::int64_t num_weight_tiles_;
+  std::int64_t pieces_per_chunk_;
+  std::int64_t num_pieces_;
+  std::atomic<std::int64_t> next_piece_{0};
+};
+
 // Some rows of the weight, as multiply_keys() takes them.
 class WeightTile {
  public:
-  // The first rows of [first_feature, end_feature), none if that is empty.
-  WeightTile(const LinearParams& p, std::int64_t first_feature, std::int64_t end_feature)
+  WeightTile(const LinearParams& p, std::int64_t index)
       : type_(p.weight_type),
-        first_feature_(first_feature),
-        count_(std::clamp<std::int64_t>(end_feature - first_feature, 0, kTileFeatures)) {
+        first_feature_(index * kTileFeatures),
+        count_(std::min(p.out_features - first_feature_, kTileFeatures)) {
     for (std::int64_t i = 0; i < count_; ++i) {
-      rows_[i] = element(p.weight, type_, (first_feature + i) * p.weight_stride);
+      rows_[i] = element(p.weight, type_, (first_feature_ + i) * p.weight_stride);
     }
   }
 
@@ -51,16 +124,16 @@ class WeightTile {
 
   [[nodiscard]] ElementType type() const noexcept { return type_; }
   [[nodiscard]] std::int64_t first_feature() const noexcept { return first_feature_; }
-  [[nodiscard]] std::int64_t end_feature() const noexcept { return first_feature_ + count_; }
   [[nodiscard]] std::int64_t count() const noexcept { return count_; }
   [[nodiscard]] const void* const* rows() const noexcept { return rows_; }
-  // All of it where it lies, for one call. `runs`: [kTileFeatures], of what is given.
-  [[nodiscard]] LinesAhead lines(const LinearParams& p, MemoryRun* runs) const noexcept {
+  // All of it where it lies, for so many calls. `runs`: [kTileFeatures], of what is given.
+  [[nodiscard]] LinesAhead lines(const LinearParams& p, std::int64_t num_calls,
+                                 MemoryRun* runs) const noexcept {
     MemoryRuns collected(runs);
     for (std::int64_t i = 0; i < count_; ++i) {
       collected.add(rows_[i], p.in_features * element_size(type_));
     }
-    return LinesAhead::of(runs, collected.finish(), 1);
+    return LinesAhead::of(runs, collected.finish(), num_calls);
   }
 
  private:
@@ -102,9 +175,9 @@ FloatRows float_rows(const LinearParams& p, float* buffer, const ThreadRunner& r
   return {buffer, p.in_features, p.num_rows};
 }
 
-// All rows times one tile of the weight; `next` is fetched meanwhile.
-void multiply_tile(const LinearParams& p, const FloatRows& x, const WeightTile& tile,
-                   const WeightTile& next) {
+// The product for one tile of the output; the weight of the `next` is fetched meanwhile.
+void multiply_tile(const LinearParams& p, const FloatRows& x, const OutputTile& output,
+                   const WeightTile& tile, const OutputTile& next) {
   alignas(64) float products[kRowsAtATime * kTileKeys];
   alignas(64) float bias[kTileKeys];
   if (p.bias != nullptr) {
@@ -114,9 +187,13 @@ void multiply_tile(const LinearParams& p, const FloatRows& x, const WeightTile& 
   const auto multiply = p.kernels->multiply_keys[static_cast<int>(tile.type())];
   const auto store = p.kernels->store_row[static_cast<int>(p.out_type)];
   MemoryRun runs[kTileFeatures];
-  LinesAhead ahead = fetches_next_tile(p) ? next.lines(p, runs) : LinesAhead{};
-  for (std::int64_t begin = 0; begin < x.count; begin += kRowsAtATime) {
-    const std::int64_t count = std::min(x.count - begin, kRowsAtATime);
+  LinesAhead ahead;
+  if (next.num_rows() > 0 && fetches_next_tile(p)) {
+    ahead =
+        WeightTile(p, next.weight_tile).lines(p, ceil_div(output.num_rows(), kRowsAtATime), runs);
+  }
+  for (std::int64_t begin = output.row_begin; begin < output.row_end; begin += kRowsAtATime) {
+    const std::int64_t count = std::min(output.row_end - begin, kRowsAtATime);
     multiply({x.data + begin * x.stride, x.stride, count},
              {.rows = tile.rows(),
               .begin = 0,
@@ -139,28 +216,26 @@ void linear(const LinearParams& params, const ThreadRunner& runner) {
   static thread_local Scratch scratch;
   const bool converts_tiles =
       params.kernels->multiply_keys[static_cast<int>(params.weight_type)] == nullptr;
-  const std::int64_t num_tiles = ceil_div(params.out_features, kTileFeatures);
-  const std::int64_t num_workers = std::min(num_tiles, runner.num_threads());
+  OutputTiles tiles(params);
+  const std::int64_t num_workers = std::min(tiles.num_pieces(), runner.num_threads());
   ScratchCutter sizes(nullptr);
   (void)Buffers(params, converts_tiles, num_workers, sizes);
   ScratchCutter cutter(scratch.reserve(sizes.num_bytes()));
   const Buffers buffers(params, converts_tiles, num_workers, cutter);
   const FloatRows x = float_rows(params, buffers.x, runner);
 
-  // Each worker reads one stretch of the weight.
   parallel_for(runner, num_workers, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t worker = begin; worker < end; ++worker) {
-      const std::int64_t last_tile = (worker + 1) * num_tiles / num_workers;
-      const std::int64_t stretch_end = std::min(last_tile * kTileFeatures, params.out_features);
-      WeightTile next(params, worker * num_tiles / num_workers * kTileFeatures, stretch_end);
-      while (next.count() > 0) {
-        WeightTile tile = next;
-        next = WeightTile(params, tile.end_feature(), stretch_end);
+      OutputTiles::Stream stream(tiles);
+      for (OutputTile next = stream.next(); next.num_rows() > 0;) {
+        const OutputTile output = next;
+        next = stream.next();
+        WeightTile tile(params, output.weight_tile);
         if (converts_tiles) {
           tile.convert_to_float(
               params, buffers.converted_tile + worker * kTileFeatures * params.in_features);
         }
-        multiply_tile(params, x, tile, next);
+        multiply_tile(params, x, output, tile, next);
       }
     }
   });

@@ -61,12 +61,19 @@ class PartialRows {
   float* outputs_ = nullptr;
 };
 
-// One work item.
+// One work item. `next_item` is for_each_item()'s.
+template <class F>
 void run_item(const PagedAttentionParams& params, const AttentionPieces& work,
-              const PartialRows& partials, AttentionTile& worker, std::int64_t item) {
+              const PartialRows& partials, AttentionTile& worker, std::int64_t item,
+              const F& next_item) {
   const AttentionPiece& piece = work.piece_of(item);
   const QueryTile tile = work.tile_of(piece, item);
-  worker.run(tile, piece.keys);
+  worker.run({tile, piece.keys}, [&]() -> AttentionWork {
+    const std::int64_t next = next_item();
+    if (next >= work.num_items()) return {};
+    const AttentionPiece& next_piece = work.piece_of(next);
+    return {work.tile_of(next_piece, next), next_piece.keys};
+  });
   const std::int64_t first_token = params.batch.query_begin(tile.seq);
   for (std::int64_t r = 0; r < worker.num_rows(); ++r) {
     const std::int64_t query = tile.query_of(r, params.group_size());
@@ -102,8 +109,8 @@ void paged_attention(const PagedAttentionParams& params, const ThreadRunner& run
   const PartialRows partials(params, work, memory.partials);
 
   for_each_item(params, work.num_items(), workers, runner, memory.workers,
-                [&](AttentionTile& worker, std::int64_t item) {
-                  run_item(params, work, partials, worker, item);
+                [&](AttentionTile& worker, std::int64_t item, const auto& next_item) {
+                  run_item(params, work, partials, worker, item, next_item);
                 });
   const auto& cut_tiles = work.cut_tiles();
   parallel_for(runner, std::ssize(cut_tiles) * params.num_heads, 1,

@@ -84,20 +84,24 @@ void paged_attention_partitioned(const PagedAttentionParams& params,
   }
 
   const std::int64_t num_items = batch.num_seqs() * params.num_kv_heads * max_partitions;
-  const auto run_item = [&](AttentionTile& worker, std::int64_t item) {
-    const std::int64_t partition = item % max_partitions;
-    const std::int64_t kv_head = item / max_partitions % params.num_kv_heads;
+  // No keys for what is no partition of its sequence.
+  const auto work_of = [&](std::int64_t item) -> AttentionWork {
+    if (item >= num_items) return {};
+    const std::int64_t begin = item % max_partitions * kPartitionSize;
     const std::int64_t seq = item / max_partitions / params.num_kv_heads;
-    if (partition >= num_partitions(seq)) return;
-    const std::int64_t begin = partition * kPartitionSize;
-    const std::int64_t end = std::min<std::int64_t>(begin + kPartitionSize, batch.seq_lens[seq]);
-    worker.run({.seq = seq,
-                .kv_head_begin = kv_head,
-                .num_kv_heads = 1,
-                .query_begin = 0,
-                .num_queries = 1},
-               {begin, end});
-    write_partition(params, buffers, worker, seq, kv_head * params.group_size(), partition);
+    return {{.seq = seq,
+             .kv_head_begin = item / max_partitions % params.num_kv_heads,
+             .num_kv_heads = 1,
+             .query_begin = 0,
+             .num_queries = 1},
+            {begin, std::min<std::int64_t>(begin + kPartitionSize, batch.seq_lens[seq])}};
+  };
+  const auto run_item = [&](AttentionTile& worker, std::int64_t item, const auto& next_item) {
+    const AttentionWork work = work_of(item);
+    if (work.keys.empty()) return;
+    worker.run(work, [&] { return work_of(next_item()); });
+    write_partition(params, buffers, worker, work.tile.seq,
+                    work.tile.kv_head_begin * params.group_size(), item % max_partitions);
   };
   for_each_item(params, num_items, num_workers(params, runner), runner, scratch, run_item);
 
