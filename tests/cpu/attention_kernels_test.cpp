@@ -188,7 +188,7 @@ TEST_P(Kernels, CallsTakeOutTheLinesThatTheyFetch) {
                                         {memory, memory + num_bytes});
       for (const bool multiplies : {true, false}) {
         LinesAhead ahead = LinesAhead::of(runs.data(), num_runs, num_calls);
-        const TokenRows tokens{key_rows.data(), 0, kKeys, kSize, &ahead};
+        const TokenRows tokens{key_rows.data(), 0, kKeys, kSize, 0, &ahead};
         const TokenRows without{key_rows.data(), 0, kKeys, kSize};
         std::vector<float> products(5 * kTileKeys, 0.5f), sums(5 * kSize, 0.5f);
         auto expected_products = products, expected_sums = sums;

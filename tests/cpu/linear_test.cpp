@@ -204,9 +204,9 @@ TEST(Linear, ManyLongRowsGoOverTheWeightInChunks) {
       all.expect_right();
       Product some(17, kIn, kOut, type, type);
       some.run(*set.attention, kBackwardsRunner);
-      EXPECT_EQ(std::memcmp(some.results.data(), all.results.data(),
-                            some.results.size() * sizeof(float)),
-                0);
+      EXPECT_EQ(
+          std::memcmp(some.results.data(), all.results.data(), some.results.size() * sizeof(float)),
+          0);
     }
   }
 }

@@ -23,9 +23,8 @@ CacheRows::CacheRows(const PagedAttentionParams& params, const CacheSide& side,
       type_(static_cast<int>(params.cache_type)),
       padded_size_(params.padded_head_size()),
       access_(access()),
-      tokens_(scratch.take<const std::byte*>(kTileKeys)),
-      next_tokens_(scratch.take<const std::byte*>(kTileKeys)),
-      current_(scratch.take<const void*>(kTileKeys)),
+      tokens_(scratch.take<const void*>(kTileKeys)),
+      next_tokens_(scratch.take<const void*>(kTileKeys)),
       ahead_(scratch.take<MemoryRun>(kTileKeys)),
       converted_(scratch.take<const void*>(kTileKeys)),
       copy_(scratch.take<float>(kTileKeys * padded_size_)),
@@ -67,10 +66,11 @@ void CacheRows::turn_to(std::int64_t tile_begin, KeyRange columns) {
 }
 
 TokenRows CacheRows::rows(KeyRange columns, std::int64_t kv_head) {
-  add_head(tokens_, columns, kv_head, current_);
-  if (!in_place_) convert(columns);
-  const void** rows = in_place_ ? current_ : converted_;
-  return {rows, columns.begin, columns.end, padded_size_};
+  const TokenRows in_cache{tokens_, columns.begin, columns.end, padded_size_,
+                           kv_head * side_.head_stride};
+  if (in_place_) return in_cache;
+  convert(in_cache);
+  return {converted_, columns.begin, columns.end, padded_size_};
 }
 
 LinesAhead CacheRows::lines(KeyRange columns, std::int64_t kv_head, std::int64_t num_heads) {
@@ -87,8 +87,8 @@ LinesAhead CacheRows::lines_of_next(KeyRange columns, std::int64_t kv_head,
   return lines_of(next_tokens_, columns, kv_head, num_heads);
 }
 
-LinesAhead CacheRows::lines_of(const std::byte* const* tokens, KeyRange columns,
-                               std::int64_t kv_head, std::int64_t num_heads) {
+LinesAhead CacheRows::lines_of(const void* const* tokens, KeyRange columns, std::int64_t kv_head,
+                               std::int64_t num_heads) {
   if (columns.empty() || access_ == Access::kStrided) return {};
   const bool is_interleaved = access_ == Access::kChunked || access_ == Access::kTransposed;
   const std::int64_t token_bytes = params_.head_size * element_size(params_.cache_type);
@@ -96,17 +96,20 @@ LinesAhead CacheRows::lines_of(const std::byte* const* tokens, KeyRange columns,
                                                 : (num_heads - 1) * side_.head_stride + token_bytes;
   const std::int64_t offset = kv_head * side_.head_stride;
   MemoryRuns runs(ahead_);
+  const std::byte* previous = nullptr;
   for (std::int64_t k = columns.begin; k < columns.end; ++k) {
+    const auto* token = static_cast<const std::byte*>(tokens[k]);
     // A block that the columns begin within is taken to end behind its end, which does no harm.
     const bool is_in_last =
-        is_interleaved && k > columns.begin && tokens[k] == tokens[k - 1] + side_.token_stride;
-    if (!is_in_last) runs.add(tokens[k] + offset, num_bytes);
+        is_interleaved && k > columns.begin && token == previous + side_.token_stride;
+    if (!is_in_last) runs.add(token + offset, num_bytes);
+    previous = token;
   }
   return LinesAhead::of(ahead_, runs.finish(), num_heads);
 }
 
 void CacheRows::locate(std::int64_t seq, std::int64_t tile_begin, KeyRange columns,
-                       const std::byte** tokens) const {
+                       const void** tokens) const {
   const std::int64_t block_size = params_.batch.block_size;
   std::int64_t block_idx = (tile_begin + columns.begin) / block_size;
   std::int64_t offset = (tile_begin + columns.begin) % block_size;
@@ -118,44 +121,38 @@ void CacheRows::locate(std::int64_t seq, std::int64_t tile_begin, KeyRange colum
   }
 }
 
-void CacheRows::add_head(const std::byte* const* tokens, KeyRange columns, std::int64_t kv_head,
-                         const void** rows) const {
-  const std::int64_t offset = kv_head * side_.head_stride;
-  for (std::int64_t k = columns.begin; k < columns.end; ++k) rows[k] = tokens[k] + offset;
-}
-
-void CacheRows::convert(KeyRange columns) {
+void CacheRows::convert(const TokenRows& in_cache) {
   const AttentionKernels& kernels = *params_.kernels;
   if (form_ == ElementType::kHalf) {
-    kernels.convert_to_half[type_]({current_, columns.begin, columns.end, padded_size_},
-                                   reinterpret_cast<std::uint16_t*>(copy_));
+    kernels.convert_to_half[type_](in_cache, reinterpret_cast<std::uint16_t*>(copy_));
     return;
   }
   const std::int64_t size = params_.head_size;
   const std::int64_t tokens_at_once = access_ == Access::kTransposed ? kTransposedTokens : 1;
-  for (std::int64_t k = columns.begin; k < columns.end;) {
+  for (std::int64_t k = in_cache.begin; k < in_cache.end;) {
+    const void* source = in_cache.row(k);
     float* target = copy_ + k * padded_size_;
     switch (access_) {
       case Access::kWholeVectors:
       case Access::kDense:
-        kernels.convert_row[type_](current_[k], size, target);
+        kernels.convert_row[type_](source, size, target);
         break;
       case Access::kChunked:
-        kernels.convert_chunked_row[type_](current_[k], side_.chunk_stride, size, target);
+        kernels.convert_chunked_row[type_](source, side_.chunk_stride, size, target);
         break;
       case Access::kTransposed: {
         // All eight tokens of the group, though the columns may begin within: they are in the
         // block.
         const std::int64_t before = k % kTransposedTokens;
         const auto* group =
-            static_cast<const std::byte*>(current_[k]) - before * element_size(params_.cache_type);
+            static_cast<const std::byte*>(source) - before * element_size(params_.cache_type);
         kernels.transpose_rows[type_](group, side_.dim_stride, size, target - before * padded_size_,
                                       padded_size_);
         k -= before;
         break;
       }
       case Access::kStrided:
-        convert_strided(current_[k], target);
+        convert_strided(source, target);
         break;
     }
     k += tokens_at_once;

@@ -56,12 +56,11 @@ class CacheRows {
   [[nodiscard]] Access access() const noexcept;
   // Sets tokens_, or next_tokens_: where kv head 0 of the columns lies.
   void locate(std::int64_t seq, std::int64_t tile_begin, KeyRange columns,
-              const std::byte** tokens) const;
-  void add_head(const std::byte* const* tokens, KeyRange columns, std::int64_t kv_head,
-                const void** rows) const;
-  [[nodiscard]] LinesAhead lines_of(const std::byte* const* tokens, KeyRange columns,
+              const void** tokens) const;
+  [[nodiscard]] LinesAhead lines_of(const void* const* tokens, KeyRange columns,
                                     std::int64_t kv_head, std::int64_t num_heads);
-  void convert(KeyRange columns);
+  // Into copy_.
+  void convert(const TokenRows& in_cache);
   void convert_strided(const void* source, float* target);
 
   const PagedAttentionParams& params_;
@@ -73,13 +72,12 @@ class CacheRows {
   ElementType form_ = ElementType::kFloat;  // of rows()
   bool in_place_ = false;                   // rows() lie in the cache
   std::int64_t next_tile_begin_ = kNoTile;
-  const std::byte** tokens_;       // [kTileKeys], of the tile turned to, into the cache
-  const std::byte** next_tokens_;  // of the tile at next_tile_begin_
-  const void** current_;    // [kTileKeys], where the rows that rows() gave last lie in the cache
-  MemoryRun* ahead_;        // [kTileKeys], the runs of what lines() or lines_of_next() gave last
-  const void** converted_;  // [kTileKeys], into copy_
-  float* copy_;             // [kTileKeys, padded_size], or half of it as binary16
-  std::byte* dense_row_;    // a row without its strides
+  const void** tokens_;       // [kTileKeys], of the tile turned to, into the cache
+  const void** next_tokens_;  // of the tile at next_tile_begin_
+  MemoryRun* ahead_;          // [kTileKeys], the runs of what lines() or lines_of_next() gave last
+  const void** converted_;    // [kTileKeys], into copy_
+  float* copy_;               // [kTileKeys, padded_size], or half of it as binary16
+  std::byte* dense_row_;      // a row without its strides
 };
 
 }  // namespace paged_kv::cpu

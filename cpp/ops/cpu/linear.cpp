@@ -195,7 +195,7 @@ void multiply_tile(const LinearParams& p, const FloatRows& x, const OutputTile& 
   for (std::int64_t begin = output.row_begin; begin < output.row_end; begin += kRowsAtATime) {
     const std::int64_t count = std::min(output.row_end - begin, kRowsAtATime);
     multiply({x.data + begin * x.stride, x.stride, count},
-             {.rows = tile.rows(),
+             {.tokens = tile.rows(),
               .begin = 0,
               .end = tile.count(),
               .size = p.in_features,

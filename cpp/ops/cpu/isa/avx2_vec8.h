@@ -125,7 +125,7 @@ struct Avx2Blocks {
   template <ElementType kType>
   static void convert_to_half(const TokenRows& tokens, uint16_t* target) {
     for (int64_t k = tokens.begin; k < tokens.end; ++k) {
-      const char* row = static_cast<const char*>(tokens.rows[k]);
+      const char* row = static_cast<const char*>(tokens.row(k));
       uint16_t* halves = target + k * tokens.size;
       int64_t d = 0;
       for (; d + 16 <= tokens.size; d += 16) {

@@ -17,17 +17,18 @@ struct ProductKernelsFor {
   using Floats = FloatVectors<V>;
   static constexpr int64_t kLanes = V::kLanes;
 
-  // The products of kRows queries and kKeys keys; each load of a key serves all queries.
+  // The products of kRows queries and kKeys keys; each load of a key serves all queries. They come
+  // query by query, kTileKeys apart, but those of four queries key by key: one store a key.
   template <ElementType kType, int kRows, int kKeys>
   [[gnu::always_inline]] static void multiply_block(const float* query, int64_t query_stride,
-                                                    const void* const* keys, int64_t size,
-                                                    LineFetcher& fetcher, float* logits) {
+                                                    const TokenRows& keys, int64_t first_key,
+                                                    LineFetcher& fetcher, float* products) {
     const void* key_rows[kKeys];  // in registers: each turn would read `keys` again
 #pragma GCC unroll 8
-    for (int k = 0; k < kKeys; ++k) key_rows[k] = keys[k];
+    for (int k = 0; k < kKeys; ++k) key_rows[k] = keys.row(first_key + k);
     Vec sums[kRows][kKeys] = {};
     LineFetcher::Loop meanwhile(fetcher);
-    for (int64_t d = 0; d < size; d += kLanes) {
+    for (int64_t d = 0; d < keys.size; d += kLanes) {
       meanwhile.turn();
       Vec q[kRows];
 #pragma GCC unroll 8
@@ -40,28 +41,27 @@ struct ProductKernelsFor {
       }
     }
     meanwhile.finish();
-    if constexpr (kKeys % 4 == 0) {
+    if constexpr (kRows == 4) {
+#pragma GCC unroll 8
+      for (int k = 0; k < kKeys; ++k) {
+        V::sum4(sums[0][k], sums[1][k], sums[2][k], sums[3][k], products + 4 * k);
+      }
+    } else if constexpr (kKeys % 4 == 0) {
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
         for (int k = 0; k < kKeys; k += 4) {
           V::sum4(sums[r][k], sums[r][k + 1], sums[r][k + 2], sums[r][k + 3],
-                  logits + r * kTileKeys + k);
+                  products + r * kTileKeys + k);
         }
-      }
-    } else if constexpr (kRows == 4) {
-#pragma GCC unroll 8
-      for (int k = 0; k < kKeys; ++k) {
-        float of_rows[4];
-        V::sum4(sums[0][k], sums[1][k], sums[2][k], sums[3][k], of_rows);
-#pragma GCC unroll 8
-        for (int r = 0; r < 4; ++r) logits[r * kTileKeys + k] = of_rows[r];
       }
     } else {
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
-        for (int k = 0; k < kKeys; ++k) logits[r * kTileKeys + k] = Floats::sum_lanes(sums[r][k]);
+        for (int k = 0; k < kKeys; ++k) {
+          products[r * kTileKeys + k] = Floats::sum_lanes(sums[r][k]);
+        }
       }
     }
   }
@@ -71,29 +71,74 @@ struct ProductKernelsFor {
   [[gnu::always_inline]] static int64_t multiply_some(const float* query, int64_t query_stride,
                                                       const TokenRows& keys, int64_t begin,
                                                       int64_t end, LineFetcher& fetcher,
-                                                      float* logits) {
+                                                      float* products) {
+    constexpr int64_t kKeyStride = kRows == 4 ? 4 : 1;
     int64_t k = begin;
     for (; k + kKeys <= end; k += kKeys) {
-      multiply_block<kType, kRows, kKeys>(query, query_stride, keys.rows + k, keys.size, fetcher,
-                                          logits + k);
+      multiply_block<kType, kRows, kKeys>(query, query_stride, keys, k, fetcher,
+                                          products + k * kKeyStride);
     }
     return k;
+  }
+
+  // All keys of [begin, end), in blocks as large as there are.
+  template <ElementType kType, int kRows>
+  [[gnu::always_inline]] static void multiply_blocks(const float* query, int64_t query_stride,
+                                                     const TokenRows& keys, int64_t begin,
+                                                     int64_t end, LineFetcher& fetcher,
+                                                     float* products) {
+    constexpr int kKeys = V::template keys_per_block<kRows>();
+    static_assert(kWholeBlocksOfKeys % kKeys == 0);
+    int64_t k = multiply_some<kType, kRows, kKeys>(query, query_stride, keys, begin, end, fetcher,
+                                                   products);
+    if constexpr (kKeys > 4) {
+      k = multiply_some<kType, kRows, 4>(query, query_stride, keys, k, end, fetcher, products);
+    }
+    if constexpr (kKeys > 2) {
+      k = multiply_some<kType, kRows, 2>(query, query_stride, keys, k, end, fetcher, products);
+    }
+    multiply_some<kType, kRows, 1>(query, query_stride, keys, k, end, fetcher, products);
   }
 
   template <ElementType kType, int kRows>
   static void multiply_rows(const float* query, int64_t query_stride, const TokenRows& keys,
                             int64_t begin, int64_t end, LineFetcher& fetcher, float* logits) {
-    constexpr int kKeys = V::template keys_per_block<kRows>();
-    static_assert(kWholeBlocksOfKeys % kKeys == 0);
-    int64_t k =
-        multiply_some<kType, kRows, kKeys>(query, query_stride, keys, begin, end, fetcher, logits);
-    if constexpr (kKeys > 4) {
-      k = multiply_some<kType, kRows, 4>(query, query_stride, keys, k, end, fetcher, logits);
+    if constexpr (kRows == 4) {
+      alignas(64) float by_key[kTileKeys * 4];
+      multiply_blocks<kType, 4>(query, query_stride, keys, begin, end, fetcher, by_key);
+      transpose_products(by_key, begin, end, logits);
+    } else {
+      multiply_blocks<kType, kRows>(query, query_stride, keys, begin, end, fetcher, logits);
     }
-    if constexpr (kKeys > 2) {
-      k = multiply_some<kType, kRows, 2>(query, query_stride, keys, k, end, fetcher, logits);
+  }
+
+  // logits[r * kTileKeys + k] = by_key[4 * k + r] for k in [begin, end).
+  [[gnu::always_inline]] static void transpose_products(const float* by_key, int64_t begin,
+                                                        int64_t end, float* logits) {
+    using Vec4 = float __attribute__((vector_size(16)));
+    using Index4 = int32_t __attribute__((vector_size(16)));
+    constexpr Index4 kLow{0, 4, 1, 5}, kHigh{2, 6, 3, 7}, kFirst{0, 1, 4, 5}, kSecond{2, 3, 6, 7};
+    const auto load = [&](int64_t k) [[gnu::always_inline]] {
+      Vec4 v;
+      __builtin_memcpy(&v, by_key + 4 * k, sizeof(v));
+      return v;
+    };
+    const auto store = [&](int64_t r, int64_t k, Vec4 v) [[gnu::always_inline]] {
+      __builtin_memcpy(logits + r * kTileKeys + k, &v, sizeof(v));
+    };
+    int64_t k = begin;
+    for (; k + 4 <= end; k += 4) {
+      const Vec4 a = load(k), b = load(k + 1), c = load(k + 2), d = load(k + 3);
+      const Vec4 ab_low = __builtin_shuffle(a, b, kLow), cd_low = __builtin_shuffle(c, d, kLow);
+      const Vec4 ab_high = __builtin_shuffle(a, b, kHigh), cd_high = __builtin_shuffle(c, d, kHigh);
+      store(0, k, __builtin_shuffle(ab_low, cd_low, kFirst));
+      store(1, k, __builtin_shuffle(ab_low, cd_low, kSecond));
+      store(2, k, __builtin_shuffle(ab_high, cd_high, kFirst));
+      store(3, k, __builtin_shuffle(ab_high, cd_high, kSecond));
     }
-    multiply_some<kType, kRows, 1>(query, query_stride, keys, k, end, fetcher, logits);
+    for (; k < end; ++k) {
+      for (int64_t r = 0; r < 4; ++r) logits[r * kTileKeys + k] = by_key[4 * k + r];
+    }
   }
 
   // Queries of a pass over the keys; the last pass may have fewer.
@@ -172,8 +217,10 @@ struct ProductKernelsFor {
     const auto weight = [&](int r, int64_t k) [[gnu::always_inline]] {
       return V::broadcast(weights[r * kTileKeys + k]);
     };
+    const int64_t first_byte = values.offset_bytes + d * element_size(kType);
     const auto value = [&](int i, int64_t k) [[gnu::always_inline]] {
-      return V::template load_as_float<kType>(element<kType>(values.rows[k], d + i * kLanes));
+      const char* first = static_cast<const char*>(values.tokens[k]) + first_byte;
+      return V::template load_as_float<kType>(element<kType>(first, i * kLanes));
     };
     // With the sums, only the fewer of the two fit into sixteen registers.
     const auto add_value = [&](int64_t k) [[gnu::always_inline]] {
