@@ -47,7 +47,16 @@ class DigestModel(torch.nn.Module):
             for i, window in enumerate(self.windows)
         }
 
-    def forward(self, input_ids, positions, kv_caches, metadata, *, check_token_ids=True):
+    def forward(
+        self,
+        input_ids,
+        positions,
+        kv_caches,
+        metadata,
+        *,
+        check_token_ids=True,
+        last_tokens_only=False,
+    ):
         digests = torch.zeros(len(input_ids))
         for factor, window, cache, layer in zip(
             (1, 3), self.windows, kv_caches, metadata, strict=False
@@ -56,7 +65,8 @@ class DigestModel(torch.nn.Module):
             block_size = cache.key.shape[1]
             cache.key[slots // block_size, slots % block_size, 0, 0] = input_ids.float()
             digests += factor * self._digests(positions, cache.key, window, layer)
-        return (digests % VOCAB_SIZE)[:, None]
+        hidden = (digests % VOCAB_SIZE)[:, None]
+        return hidden[metadata[0].last_tokens] if last_tokens_only else hidden
 
     def compute_logits(self, hidden):
         """All weight on one id: sampling at any temperature is greedy."""

@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
 __all__ = ["AttentionMetadata"]
 
@@ -41,3 +39,18 @@ class AttentionMetadata:
     slot_mapping: torch.Tensor
     max_query_len: int
     max_seq_len: int
+
+    @property
+    def last_tokens(self) -> torch.Tensor:
+        """``[num_seqs]`` int64, where the last query token of each sequence is.
+
+        A sequence without any has no such place: its number is of no use.
+        """
+        return (self.query_start_loc[1:] - 1).long()
+
+    def of_last_tokens(self) -> AttentionMetadata:
+        """The same sequences with a query of one token each, their last; keys are as before."""
+        one_each = torch.arange(
+            len(self.query_start_loc), dtype=torch.int32, device=self.query_start_loc.device
+        )
+        return replace(self, query_start_loc=one_each, max_query_len=1)

@@ -155,10 +155,10 @@ def test_ctrl_c_ends_a_chat_from_a_pipe_quietly(chat, monkeypatch):
 def interrupt_at(monkeypatch, *, step):
     execute_model, steps = ModelRunner.execute_model, iter(range(10**6))
 
-    def execute(self, output):
+    def execute(self, output, **options):
         if next(steps) == step:
             os.kill(os.getpid(), signal.SIGINT)
-        return execute_model(self, output)
+        return execute_model(self, output, **options)
 
     monkeypatch.setattr(ModelRunner, "execute_model", execute)
 

@@ -309,7 +309,7 @@ def test_interrupt_ends_quietly(model, tmp_path):
 
 
 def test_interrupt_between_steps_ends_quietly(generate, monkeypatch):
-    def interrupt(*arguments):
+    def interrupt(*arguments, **options):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("paged_kv.engine.model_runner.ModelRunner.execute_model", interrupt)

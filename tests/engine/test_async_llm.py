@@ -239,8 +239,8 @@ def test_a_failing_step_raises_to_all_who_wait_and_the_engine_goes_on(tiny_llama
         runner = llm._llm.engine.model_runner
         execute_model, num_calls = runner.execute_model, iter(range(10**6))
 
-        def fail_once(output):
-            return fail() if next(num_calls) == 3 else execute_model(output)
+        def fail_once(output, **options):
+            return fail() if next(num_calls) == 3 else execute_model(output, **options)
 
         runner.execute_model = fail_once
         calls = [

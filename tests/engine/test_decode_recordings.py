@@ -131,10 +131,10 @@ def test_a_replay_runs_no_module_and_makes_no_tensor(models):
             seen[-1].append(str(func))
             return func(*args, **(kwargs or {}))
 
-    def watched(output):
+    def watched(output, **options):
         seen.append([])
         with Ops():
-            return execute(output)
+            return execute(output, **options)
 
     engine.add_request("a", EncodedPrompt(None, tuple(PROMPTS[0])), PARAMS[0])
     while not recordings_of(llm)._replays:

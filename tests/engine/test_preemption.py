@@ -42,8 +42,8 @@ def test_swapping_computes_no_token_twice(tiny_llama):
     llm = tiny_llama.llm(**TIGHT, preemption_mode="swap", enable_prefix_caching=False)
     num_computed = []
     execute = llm.engine.model_runner.execute_model
-    llm.engine.model_runner.execute_model = lambda output: (
-        num_computed.append(output.total_num_scheduled_tokens) or execute(output)
+    llm.engine.model_runner.execute_model = lambda output, **options: (
+        num_computed.append(output.total_num_scheduled_tokens) or execute(output, **options)
     )
     llm.generate(PROMPTS, GREEDY)
     assert llm.engine.stats.num_preemptions > 0

@@ -67,11 +67,16 @@ class PagedRunner:
 
     @torch.inference_mode()
     def step(
-        self, new_tokens: dict[int, list[int]], *, logits_to_keep: int | None = None
+        self,
+        new_tokens: dict[int, list[int]],
+        *,
+        logits_to_keep: int | None = None,
+        last_tokens_only: bool = False,
     ) -> dict[int, torch.Tensor]:
         """Feed new tokens by sequence number; give the logits of each: ``[num_new, vocab]``.
 
-        With `logits_to_keep` only those of the last tokens of each.
+        With `logits_to_keep` only those of the last tokens of each; with `last_tokens_only` the
+        model computes no others than the very last.
         """
         counts = {seq: len(tokens) for seq, tokens in new_tokens.items()}
         starts = [0, *torch.tensor(list(counts.values())).cumsum(0).tolist()]
@@ -85,7 +90,10 @@ class PagedRunner:
             torch.cat(positions),
             self.kv_caches,
             [metadata[window] for window in self.windows],
+            last_tokens_only=last_tokens_only,
         )
+        if last_tokens_only:
+            starts = list(range(len(new_tokens) + 1))
         rows = {seq: hidden[starts[i] : starts[i + 1]] for i, seq in enumerate(new_tokens)}
         if logits_to_keep is not None:
             rows = {seq: of_seq[-logits_to_keep:] for seq, of_seq in rows.items()}

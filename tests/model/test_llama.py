@@ -52,6 +52,18 @@ def test_decode_logits(pair):
     torch.testing.assert_close(torch.cat(logits), hf_logits(hf_model, ids), **TOLERANCE)
 
 
+def test_a_pass_for_the_last_tokens_alone(pair):
+    """It gives their logits, and later ones find the keys and values of all."""
+    hf_model, model = pair
+    sequences = [random_ids(length, seed=2) for length in (30, 17)]
+    runner = PagedRunner(model, num_seqs=2, max_len=30)
+    logits = runner.step({0: sequences[0][:11], 1: sequences[1][:1]}, last_tokens_only=True)
+    rest = runner.step({0: sequences[0][11:], 1: sequences[1][1:]})
+    for seq, num_before in ((0, 10), (1, 0)):
+        expected = hf_logits(hf_model, sequences[seq])[num_before:]
+        torch.testing.assert_close(torch.cat([logits[seq], rest[seq]]), expected, **TOLERANCE)
+
+
 def test_ragged_batch_logits(pair):
     """Prefill, chunked prefill and decode of several sequences in one batch."""
     hf_model, model = pair

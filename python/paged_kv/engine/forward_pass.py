@@ -51,7 +51,14 @@ class ForwardPass:
         self._kv_caches = [kv_caches[name] for name in layer_names]
         self._group_of_layer = [group_of[name] for name in layer_names]
 
-    def __call__(self, step: StepTensors, *, max_query_len: int, max_seq_len: int) -> Tensor:
+    def __call__(
+        self,
+        step: StepTensors,
+        *,
+        max_query_len: int,
+        max_seq_len: int,
+        last_tokens_only: bool = False,
+    ) -> Tensor:
         """Compute the hidden states of a step's tokens, ``[num_tokens, hidden_size]``.
 
         Looks at no value of a tensor, so that it can be recorded or captured.
@@ -60,6 +67,8 @@ class ForwardPass:
             step: The tokens and where their requests begin.
             max_query_len: At least the tokens of each request.
             max_seq_len: At least the length of each request.
+            last_tokens_only: Whether to compute those of each request's last token only,
+                ``[num_seqs, hidden_size]``.
         """
         metadata = [
             AttentionMetadata(
@@ -79,6 +88,7 @@ class ForwardPass:
             self._kv_caches,
             per_layer,
             check_token_ids=False,  # those of requests have been
+            last_tokens_only=last_tokens_only,
         )
         return hidden
 

@@ -267,7 +267,8 @@ class LLMEngine:
         started = time.perf_counter()
         try:
             output = self.scheduler.schedule()
-            hidden = self.model_runner.execute_model(output)
+            all_tokens = self._num_prompt_logprobs > 0
+            hidden = self.model_runner.execute_model(output, last_tokens_only=not all_tokens)
             self._add_prompt_logprobs(output, hidden)
             sampled = self._sample(output, hidden)
             self._record_step(output, len(sampled.token_ids), time.perf_counter() - started)
@@ -306,8 +307,11 @@ class LLMEngine:
         """Choose a token for each sequence whose last token was computed, forks included."""
         if not output.samples.any():
             return SampledTokens([], [])
-        ends = np.cumsum(output.num_scheduled_tokens)[output.samples] - 1
-        logits = self.model_runner.compute_logits(hidden[torch.from_numpy(ends).to(hidden.device)])
+        ends = np.arange(1, len(output.requests) + 1)
+        if self._num_prompt_logprobs:  # a row a token instead of one a request
+            ends = np.cumsum(output.num_scheduled_tokens)
+        last = torch.from_numpy(ends[output.samples] - 1).to(hidden.device)
+        logits = self.model_runner.compute_logits(hidden[last])
         forks, copies = self.scheduler.fork_requests(output)
         self.cache_engine.copy_blocks(copies)
         if forks:
@@ -320,9 +324,8 @@ class LLMEngine:
         requests = output.sampling_requests()
         self.scheduler.update_from_output(output, np.array(sampled.token_ids, np.int32))
         updates = []
-        for request, token_id, logprobs in zip(
-            requests, sampled.token_ids, sampled.logprobs, strict=True
-        ):
+        tokens = zip(requests, sampled.token_ids, sampled.logprobs, strict=True)
+        for request, token_id, logprobs in tokens:
             if request not in self._builders:
                 continue  # on_step has aborted it
             state, builder = self._builders[request]
@@ -345,9 +348,8 @@ class LLMEngine:
             if logprobs is None or logprobs.is_complete or request.index > 0:
                 continue
             # Some positions may be known already, from before the request was preempted.
-            position = int(output.num_computed_tokens[i])
-            begin = ends[i] - output.num_scheduled_tokens[i]
-            begin += max(logprobs.next_position - position, 0)
+            num_known = max(logprobs.next_position - int(output.num_computed_tokens[i]), 0)
+            begin = ends[i] - output.num_scheduled_tokens[i] + num_known
             end = min(ends[i], begin + logprobs.num_missing_rows)
             for rows in torch.split(hidden[begin:end], _LOGPROB_ROWS):
                 if len(rows):

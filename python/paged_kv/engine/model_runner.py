@@ -80,15 +80,18 @@ class ModelRunner:
             self._decode_steps = DecodeRecordings(self._forward_decode, hidden)
 
     @torch.inference_mode()
-    def execute_model(self, output: SchedulerOutput) -> Tensor:
+    def execute_model(self, output: SchedulerOutput, *, last_tokens_only: bool = False) -> Tensor:
         """Make the step's copies of blocks, and compute its tokens.
 
         Args:
             output: The step's work.
+            last_tokens_only: Whether only the last token of each request is asked for: the last
+                layer computes little else of the others than keys and values.
 
         Returns:
-            ``[num_tokens, hidden_size]``, the hidden state of each token, request after request;
-            no row if the step has no tokens. The next call may overwrite it.
+            ``[num_tokens, hidden_size]``, the hidden state of each token, request after request, or
+            ``[num_requests, hidden_size]`` with `last_tokens_only`; no row if the step has no
+            tokens. The next call may overwrite it.
         """
         self._cache_engine.swap_out(output.blocks_to_swap_out)
         self._cache_engine.swap_in(output.blocks_to_swap_in)
@@ -103,6 +106,7 @@ class ModelRunner:
             step.to_device(self._device),
             max_query_len=int(output.num_scheduled_tokens.max()),
             max_seq_len=int(step.seq_lens.max()),
+            last_tokens_only=last_tokens_only,
         )
 
     @torch.inference_mode()

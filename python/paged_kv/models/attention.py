@@ -58,6 +58,7 @@ class Attention(nn.Module):
         rotary: tuple[torch.Tensor, torch.Tensor],
         kv_cache: KVCache,
         metadata: AttentionMetadata,
+        last_tokens: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attend.
 
@@ -66,9 +67,11 @@ class Attention(nn.Module):
             rotary: what `RotaryEmbedding` gives for the tokens' positions.
             kv_cache: takes the tokens' keys and values (mutated).
             metadata: where tokens and sequences lie in it.
+            last_tokens: `AttentionMetadata.last_tokens`, to attend from these only. Keys and values
+                of all tokens are written.
 
         Returns:
-            ``[num_tokens, hidden_size]``.
+            ``[num_tokens, hidden_size]``, or ``[num_seqs, hidden_size]`` with `last_tokens`.
         """
         qkv = self.qkv_proj(hidden).view(hidden.shape[0], -1, self.head_size)
         num_rotated = self.num_heads + self.num_kv_heads
@@ -89,6 +92,8 @@ class Attention(nn.Module):
             kv_cache.k_scale,
             kv_cache.v_scale,
         )
+        if last_tokens is not None:
+            query, metadata = query[last_tokens], metadata.of_last_tokens()
         out = query.new_empty(query.shape)
         torch.ops.paged_kv.paged_attention_varlen(
             out,
@@ -106,5 +111,5 @@ class Attention(nn.Module):
             max_query_len=metadata.max_query_len,
             max_seq_len=metadata.max_seq_len,
         )
-        attended: torch.Tensor = self.o_proj(out.view(hidden.shape[0], -1))
+        attended: torch.Tensor = self.o_proj(out.view(len(out), -1))
         return attended

@@ -77,7 +77,7 @@ class DecoderForCausalLM(nn.Module, ABC):
         """Make layer `index`.
 
         Its forward takes hidden states, the rotary factors, the layer's cache and the metadata, and
-        gives new hidden states.
+        gives new hidden states; with ``last_tokens`` as a fifth argument, those of these rows only.
         """
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
@@ -138,6 +138,7 @@ class DecoderForCausalLM(nn.Module, ABC):
         metadata: Sequence[AttentionMetadata],
         *,
         check_token_ids: bool = True,
+        last_tokens_only: bool = False,
     ) -> torch.Tensor:
         """Run one step over a ragged batch.
 
@@ -151,9 +152,13 @@ class DecoderForCausalLM(nn.Module, ABC):
                 KV cache group share the object.
             check_token_ids: whether ids are looked at; those on other devices than a CPU never
                 are, as that would stall the device. For ids that have been checked before.
+            last_tokens_only: whether nothing but each sequence's last new token is wanted. Then the
+                last layer computes keys and values of all tokens, and the rest of these alone.
+                Every sequence needs a new token.
 
         Returns:
-            ``[num_tokens, hidden_size]``, after the final norm: input of `compute_logits`.
+            ``[num_tokens, hidden_size]``, or ``[num_seqs, hidden_size]`` with `last_tokens_only`,
+            after the final norm: input of `compute_logits`.
 
         Raises:
             ValueError: a token id outside ``0 .. vocab_size - 1``, or not one cache and one
@@ -171,8 +176,13 @@ class DecoderForCausalLM(nn.Module, ABC):
             local_rotary = self.local_rotary_emb(positions, hidden.dtype)
         for index, layer in enumerate(self.layers):
             is_local = self.config.sliding_window_of(index) is not None
+            is_last = index == len(self.layers) - 1
             hidden = layer(
-                hidden, local_rotary if is_local else rotary, kv_caches[index], metadata[index]
+                hidden,
+                local_rotary if is_local else rotary,
+                kv_caches[index],
+                metadata[index],
+                metadata[index].last_tokens if is_last and last_tokens_only else None,
             )
         normed: torch.Tensor = self.norm(hidden)
         return normed

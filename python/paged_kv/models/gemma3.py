@@ -70,13 +70,20 @@ class Gemma3DecoderLayer(nn.Module):
         rotary: tuple[torch.Tensor, torch.Tensor],
         kv_cache: KVCache,
         metadata: AttentionMetadata,
+        last_tokens: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Map ``[num_tokens, hidden_size]`` to the same shape; mutates `kv_cache`."""
-        attended = self.self_attn(self.input_layernorm(hidden), rotary, kv_cache, metadata)
+        """Map ``[num_tokens, hidden_size]`` to the same shape; mutates `kv_cache`.
+
+        With `last_tokens`, to the rows of these only.
+        """
+        normed = self.input_layernorm(hidden)
+        attended = self.self_attn(normed, rotary, kv_cache, metadata, last_tokens)
+        if last_tokens is not None:
+            hidden = hidden[last_tokens]
         hidden = self.post_attention_layernorm(attended).add_(hidden)
         transformed = self.mlp(self.pre_feedforward_layernorm(hidden))
-        normed: torch.Tensor = self.post_feedforward_layernorm(transformed)
-        return normed.add_(hidden)
+        added: torch.Tensor = self.post_feedforward_layernorm(transformed)
+        return added.add_(hidden)
 
 
 class Gemma3ForCausalLM(DecoderForCausalLM):
