@@ -341,18 +341,6 @@ def test_a_failing_step_leaves_no_block_and_no_stale_prefix(
     assert output.outputs[0].token_ids == expected
 
 
-@pytest.mark.parametrize("prompt_logprobs", [None, 0])
-def test_the_last_layer_computes_the_tokens_that_are_asked_for(llm, prompt_logprobs):
-    """For the others its keys and values are enough."""
-    num_rows = []
-    last_layer = llm.engine.model_runner._model.layers[-1]
-    handle = last_layer.mlp.register_forward_hook(lambda _, args, __: num_rows.append(len(args[0])))
-    params = dataclasses.replace(GREEDY, prompt_logprobs=prompt_logprobs)
-    llm.generate([PROMPT[:17], PROMPT[:5]], params)
-    handle.remove()
-    assert num_rows[0] == (2 if prompt_logprobs is None else 17 + 5)
-
-
 def test_an_exception_from_on_step_ends_the_call_cleanly(llm):
     def interrupt(engine):
         if engine.stats.num_steps == 2:
