@@ -49,7 +49,10 @@ class AttentionMetadata:
         return (self.query_start_loc[1:] - 1).long()
 
     def of_last_tokens(self) -> AttentionMetadata:
-        """The same sequences with a query of one token each, their last; keys are as before."""
+        """The same sequences with a query of one token each, their last, to attend from.
+
+        Keys are as before, and `slot_mapping` still is that of all tokens.
+        """
         one_each = torch.arange(
             len(self.query_start_loc), dtype=torch.int32, device=self.query_start_loc.device
         )

@@ -232,13 +232,16 @@ TEST_P(Kernels, BothProductsMatchTheDefinition) {
       b = type == ElementType::kFloat ? std::bit_cast<std::uint32_t>(normal(random))
                                       : static_cast<std::uint32_t>(random() % 48);
     }
-    const auto packed = pack(type, bits);
+    // Another row in front, which the pointers are to and the offset leads over.
+    const std::int64_t row_bytes = kSize * element_size(type);
+    auto packed = pack(type, bits);
+    packed.insert(packed.begin(), static_cast<std::size_t>(row_bytes), std::byte{0x7f});
     std::array<const void*, kTileKeys> rows{};
     for (std::int64_t k = 0; k < kTileKeys; ++k) {
-      rows[static_cast<std::size_t>(k)] = packed.data() + k * kSize * element_size(type);
+      rows[static_cast<std::size_t>(k)] = packed.data() + k * row_bytes;
     }
     for (const auto& [begin, end] : {std::pair{0, 64}, {0, 1}, {3, 22}, {17, 17}, {5, 64}}) {
-      const TokenRows tokens{rows.data(), begin, end, kSize};
+      const TokenRows tokens{rows.data(), begin, end, kSize, row_bytes};
       std::vector<float> logits(kRows * kTileKeys, NAN), output(kRows * kSize, 0.5f);
       kernels_.multiply_keys[index(type)]({queries.data(), kSize, kRows}, tokens, logits.data());
       kernels_.add_values[index(type)](logits.data(), tokens, {output.data(), kSize, kRows});

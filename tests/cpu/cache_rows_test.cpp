@@ -169,10 +169,13 @@ TEST(CacheRowsAhead, TheNextTileMayBeOfAnotherSequence) {
             (std::vector<Piece>{{cache.place(0, 1, 1), 2 * kTokenBytes}}));
   EXPECT_EQ(runs_of(rows.lines({0, 1}, 1, 1)),
             (std::vector<Piece>{{cache.place(0, 1), kTokenBytes}}));
-  rows.begin(1, 1);
-  rows.turn_to(0, {0, 2});
-  EXPECT_EQ(runs_of(rows.lines({0, 1}, 1, 1)),
-            (std::vector<Piece>{{cache.place(0, 1, 1), kTokenBytes}}));
+  for (const std::int64_t seq : {0, 1}) {  // whichever begins then
+    rows.locate_next(1, 0, {0, 2});
+    rows.begin(seq, 1);
+    rows.turn_to(0, {0, 2});
+    EXPECT_EQ(runs_of(rows.lines({0, 1}, 1, 1)),
+              (std::vector<Piece>{{cache.place(0, 1, seq), kTokenBytes}}));
+  }
 }
 
 TEST(CacheRowsAhead, NoColumnsAreNoLines) {

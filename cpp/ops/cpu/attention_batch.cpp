@@ -4,6 +4,8 @@
 #include "paged_kv/check.h"
 #include "paged_kv/math.h"
 
+#include <algorithm>
+
 namespace paged_kv::cpu {
 namespace {
 
@@ -40,12 +42,9 @@ void check_lengths(const AttentionBatch& batch, std::int64_t seq) {
 }
 
 void check_block_ids(const AttentionBatch& batch, const AttentionMask& mask, std::int64_t seq) {
-  const std::int64_t seq_len = batch.seq_lens[seq];
-  // The first query sees the earliest key, the last query the latest.
-  const std::int64_t first_pos = batch.first_query_pos(seq);
-  const std::int64_t begin = mask.visible(first_pos, seq_len).begin;
-  const std::int64_t end = mask.visible(first_pos + batch.query_len(seq) - 1, seq_len).end;
-  for (std::int64_t i = begin / batch.block_size; i < ceil_div(end, batch.block_size); ++i) {
+  const KeyRange keys = visible_keys(batch, mask, seq, 0, batch.query_len(seq));
+  const std::int64_t end_block = ceil_div(keys.end, batch.block_size);
+  for (std::int64_t i = keys.begin / batch.block_size; i < end_block; ++i) {
     const std::int32_t block_id = batch.block_tables(seq, i);
     PAGED_KV_CHECK(block_id >= 0 && block_id < batch.num_blocks, "block_tables[", seq, ", ", i,
                    "]: expected a block id in [0, ", batch.num_blocks, "), got ", block_id);
@@ -53,6 +52,16 @@ void check_block_ids(const AttentionBatch& batch, const AttentionMask& mask, std
 }
 
 }  // namespace
+
+KeyRange visible_keys(const AttentionBatch& batch, const AttentionMask& mask, std::int64_t seq,
+                      std::int64_t query_begin, std::int64_t num_queries) noexcept {
+  const std::int64_t seq_len = batch.seq_lens[seq];
+  const std::int64_t first_pos = batch.first_query_pos(seq) + query_begin;
+  // The first query sees the earliest key, the last query the latest.
+  const std::int64_t begin = mask.visible(first_pos, seq_len).begin;
+  const std::int64_t end = mask.visible(first_pos + num_queries - 1, seq_len).end;
+  return {begin, std::max(begin, end)};
+}
 
 void check_batch(const AttentionBatch& batch, const AttentionMask& mask) {
   check_query_starts(batch);

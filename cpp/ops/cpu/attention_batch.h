@@ -55,6 +55,12 @@ struct AttentionBatch {
   }
 };
 
+// Keys that some of a sequence's queries [query_begin, query_begin + num_queries) of this step see;
+// may be empty.
+[[nodiscard]] KeyRange visible_keys(const AttentionBatch& batch, const AttentionMask& mask,
+                                    std::int64_t seq, std::int64_t query_begin,
+                                    std::int64_t num_queries) noexcept;
+
 // Throws std::invalid_argument unless the kernels can run on `batch`: query starts begin at 0, do
 // not decrease and end within num_tokens; lengths are within the bounds and the table's row; the
 // ids of all blocks that `mask` lets some query see are in [0, num_blocks). Nothing of a sequence

@@ -11,16 +11,6 @@ namespace {
 // Work items for each thread: enough that the last to finish is not much later than the first.
 constexpr std::int64_t kItemsPerThread = 4;
 
-// The keys that some query of the piece sees.
-KeyRange keys_of(const AttentionPiece& piece, const AttentionBatch& batch,
-                 const AttentionMask& mask) {
-  const std::int64_t seq_len = batch.seq_lens[piece.seq];
-  const std::int64_t first_pos = batch.first_query_pos(piece.seq) + piece.query_begin;
-  const std::int64_t begin = mask.visible(first_pos, seq_len).begin;
-  const std::int64_t end = mask.visible(first_pos + piece.num_queries - 1, seq_len).end;
-  return {begin, std::max(begin, end)};
-}
-
 // Of all its kv heads, in units that only compare.
 [[nodiscard]] std::int64_t cost_of(const AttentionPiece& piece) noexcept {
   return piece.num_queries * (piece.keys.end - piece.keys.begin);
@@ -65,7 +55,7 @@ void AttentionPieces::add_tiles(const PagedAttentionParams& params) {
       tile.seq = seq;
       tile.query_begin = i * max_queries;
       tile.num_queries = std::min(max_queries, query_len - tile.query_begin);
-      tile.keys = keys_of(tile, params.batch, params.mask);
+      tile.keys = visible_keys(params.batch, params.mask, seq, tile.query_begin, tile.num_queries);
       tile.partial = -1;
       pieces_.push_back(tile);
     }

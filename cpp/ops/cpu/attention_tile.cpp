@@ -158,7 +158,9 @@ LinesAhead AttentionTile::lines_after(std::int64_t tile_begin) {
 
   const AttentionWork next = next_work_.get(next_work_.context);
   if (next.keys.empty()) return {};
-  const KeyRange keys = visible_keys(next);
+  const KeyRange visible = visible_keys(params_.batch, params_.mask, next.tile.seq,
+                                        next.tile.query_begin, next.tile.num_queries);
+  const KeyRange keys = common(next.keys, visible);
   if (keys.empty()) return {};
   const std::int64_t first_begin = keys.begin / kTileKeys * kTileKeys;
   return first_lines(next.tile, first_begin, columns_of(keys, first_begin));
@@ -170,16 +172,6 @@ LinesAhead AttentionTile::first_lines(const QueryTile& tile, std::int64_t tile_b
   const Strip strip = first_strip(columns, tile.num_kv_heads);
   return keys_.lines_of_next(strip.columns, tile.kv_head_begin + strip.head_begin,
                              strip.num_heads());
-}
-
-KeyRange AttentionTile::visible_keys(const AttentionWork& work) const noexcept {
-  const auto& p = params_;
-  const std::int64_t seq = work.tile.seq;
-  const std::int64_t first_pos = p.batch.first_query_pos(seq) + work.tile.query_begin;
-  const std::int64_t last_pos = first_pos + work.tile.num_queries - 1;
-  const std::int64_t seq_len = p.batch.seq_lens[seq];
-  return common(work.keys,
-                {p.mask.visible(first_pos, seq_len).begin, p.mask.visible(last_pos, seq_len).end});
 }
 
 void AttentionTile::multiply_strips(KeyRange columns) {

@@ -81,6 +81,7 @@ class AttentionTile {
   void run(const AttentionWork& work, F next_work) {
     next_work_ = {[](void* f) { return (*static_cast<F*>(f))(); }, &next_work};
     run(work);
+    next_work_ = {};
   }
 
   // Results of run().
@@ -127,13 +128,12 @@ class AttentionTile {
   void multiply_strips(KeyRange columns);
   void add_strips(std::int64_t tile_begin, KeyRange columns, AttentionRow* rows);
   [[nodiscard]] LinesAhead lines(CacheRows& side, const Strip& strip);
-  // What comes after a tile of keys: the first keys of the next one, or of the next work.
+  // What comes after a tile of keys: the first keys of the next one, or of the next work (part of
+  // them, if that has more kv heads).
   [[nodiscard]] LinesAhead lines_after(std::int64_t tile_begin);
   // The first strip of a tile of keys.
   [[nodiscard]] LinesAhead first_lines(const QueryTile& tile, std::int64_t tile_begin,
                                        KeyRange columns);
-  // Those of `keys` that some query sees.
-  [[nodiscard]] KeyRange visible_keys(const AttentionWork& work) const noexcept;
   [[nodiscard]] Strip first_strip(KeyRange columns, std::int64_t num_kv_heads) const noexcept;
   // Its columns are empty after the last one.
   [[nodiscard]] Strip strip_after(const Strip& strip, KeyRange columns) const noexcept;

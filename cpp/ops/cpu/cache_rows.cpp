@@ -66,10 +66,9 @@ void CacheRows::turn_to(std::int64_t tile_begin, KeyRange columns) {
 }
 
 TokenRows CacheRows::rows(KeyRange columns, std::int64_t kv_head) {
-  const TokenRows in_cache{tokens_, columns.begin, columns.end, padded_size_,
-                           kv_head * side_.head_stride};
-  if (in_place_) return in_cache;
-  convert(in_cache);
+  const std::int64_t offset_bytes = kv_head * side_.head_stride;
+  if (in_place_) return {tokens_, columns.begin, columns.end, padded_size_, offset_bytes};
+  convert(columns, offset_bytes);
   return {converted_, columns.begin, columns.end, padded_size_};
 }
 
@@ -121,16 +120,18 @@ void CacheRows::locate(std::int64_t seq, std::int64_t tile_begin, KeyRange colum
   }
 }
 
-void CacheRows::convert(const TokenRows& in_cache) {
+void CacheRows::convert(KeyRange columns, std::int64_t offset_bytes) {
   const AttentionKernels& kernels = *params_.kernels;
   if (form_ == ElementType::kHalf) {
-    kernels.convert_to_half[type_](in_cache, reinterpret_cast<std::uint16_t*>(copy_));
+    kernels.convert_to_half[type_](
+        {tokens_, columns.begin, columns.end, padded_size_, offset_bytes},
+        reinterpret_cast<std::uint16_t*>(copy_));
     return;
   }
   const std::int64_t size = params_.head_size;
   const std::int64_t tokens_at_once = access_ == Access::kTransposed ? kTransposedTokens : 1;
-  for (std::int64_t k = in_cache.begin; k < in_cache.end;) {
-    const void* source = in_cache.row(k);
+  for (std::int64_t k = columns.begin; k < columns.end;) {
+    const std::byte* source = static_cast<const std::byte*>(tokens_[k]) + offset_bytes;
     float* target = copy_ + k * padded_size_;
     switch (access_) {
       case Access::kWholeVectors:
@@ -144,8 +145,7 @@ void CacheRows::convert(const TokenRows& in_cache) {
         // All eight tokens of the group, though the columns may begin within: they are in the
         // block.
         const std::int64_t before = k % kTransposedTokens;
-        const auto* group =
-            static_cast<const std::byte*>(source) - before * element_size(params_.cache_type);
+        const auto* group = source - before * element_size(params_.cache_type);
         kernels.transpose_rows[type_](group, side_.dim_stride, size, target - before * padded_size_,
                                       padded_size_);
         k -= before;

@@ -59,8 +59,8 @@ class CacheRows {
               const void** tokens) const;
   [[nodiscard]] LinesAhead lines_of(const void* const* tokens, KeyRange columns,
                                     std::int64_t kv_head, std::int64_t num_heads);
-  // Into copy_.
-  void convert(const TokenRows& in_cache);
+  // The rows of a head, which lie so far behind those of head 0, into copy_.
+  void convert(KeyRange columns, std::int64_t offset_bytes);
   void convert_strided(const void* source, float* target);
 
   const PagedAttentionParams& params_;

@@ -11,18 +11,18 @@
 namespace paged_kv::cpu {
 namespace {
 
-// Rows of the weight in a tile: few enough that the next tile, fetched meanwhile, is still in the
-// second-level cache when its turn comes. Whole lines of the output.
+// Rows of the weight in a tile: few enough that for most models the next tile, fetched meanwhile,
+// is still in the second-level cache when its turn comes; many enough to be worth a turn of a
+// thread.
 constexpr std::int64_t kTileFeatures = 2 * kWholeBlocksOfKeys;
 static_assert(kTileFeatures <= kTileKeys);
-// So many rows of the input go over a tile at a time: they and their products stay in the
-// first-level cache.
+// So many rows of the input go over a tile at a time: their products stay in the first-level cache.
 constexpr std::int64_t kRowsAtATime = 16;
 // So much of the input goes over the whole weight before the rest has its turn: it stays in the
-// second-level cache, beside two tiles.
-constexpr std::int64_t kInputChunkBytes = 192 * 1024;
-// What a worker takes at a time: few enough that no worker waits long for the others at the end.
-constexpr std::int64_t kTilesPerPiece = 2;
+// second-level cache, or in the third where rows are long. Fewer rows would read the weight too
+// often.
+constexpr std::int64_t kChunkBytes = 192 * 1024;
+constexpr std::int64_t kMinChunkRows = 64;
 // One row of float32 leaves the weight to the processor's own prefetcher, which sees that it lies
 // in order and keeps up. 16-bit rows are done sooner than it brings the next ones.
 bool fetches_next_tile(const LinearParams& p) {
@@ -42,62 +42,38 @@ struct OutputTile {
   [[nodiscard]] std::int64_t num_rows() const noexcept { return row_end - row_begin; }
 };
 
-// The tiles of the output: chunk by chunk of the input, in each in the order of the weight. Workers
-// take pieces of a few tiles until there are no more.
+// The tiles of the output: chunk by chunk of the input, in each in the order of the weight. Threads
+// take the next one in turns, as one of them is often slower than the others.
 class OutputTiles {
  public:
   explicit OutputTiles(const LinearParams& p)
       : num_rows_(p.num_rows),
         chunk_rows_(choose_chunk_rows(p)),
-        num_weight_tiles_(ceil_div(p.out_features, kTileFeatures)),
-        pieces_per_chunk_(ceil_div(num_weight_tiles_, kTilesPerPiece)),
-        num_pieces_(ceil_div(num_rows_, chunk_rows_) * pieces_per_chunk_) {}
+        tiles_per_chunk_(ceil_div(p.out_features, kTileFeatures)),
+        num_tiles_(ceil_div(num_rows_, chunk_rows_) * tiles_per_chunk_) {}
 
-  [[nodiscard]] std::int64_t num_pieces() const noexcept { return num_pieces_; }
+  [[nodiscard]] std::int64_t num_tiles() const noexcept { return num_tiles_; }
 
-  // The tiles that one worker gets.
-  class Stream {
-   public:
-    explicit Stream(OutputTiles& tiles) noexcept : tiles_(tiles) {}
-
-    // Without rows after the last one.
-    OutputTile next() noexcept {
-      if (tile_.weight_tile + 1 < piece_end_) {
-        ++tile_.weight_tile;
-      } else {
-        tile_ = tiles_.take_piece(piece_end_);
-      }
-      return tile_;
-    }
-
-   private:
-    OutputTiles& tiles_;
-    OutputTile tile_;
-    std::int64_t piece_end_ = 0;  // of weight tiles
-  };
+  // Without rows after the last one. Any thread may call it.
+  OutputTile take() noexcept {
+    const std::int64_t tile = next_.fetch_add(1, std::memory_order_relaxed);
+    if (tile >= num_tiles_) return {};
+    const std::int64_t row_begin = tile / tiles_per_chunk_ * chunk_rows_;
+    return {row_begin, std::min(row_begin + chunk_rows_, num_rows_), tile % tiles_per_chunk_};
+  }
 
  private:
   static std::int64_t choose_chunk_rows(const LinearParams& p) noexcept {
     const std::int64_t row_bytes = p.in_features * std::int64_t{sizeof(float)};
-    return std::max(kInputChunkBytes / row_bytes / kRowsAtATime, std::int64_t{1}) * kRowsAtATime;
-  }
-
-  // The first tile of the next piece, and the end of its weight tiles.
-  OutputTile take_piece(std::int64_t& weight_tile_end) noexcept {
-    const std::int64_t piece = next_piece_.fetch_add(1, std::memory_order_relaxed);
-    if (piece >= num_pieces_) return {};
-    const std::int64_t row_begin = piece / pieces_per_chunk_ * chunk_rows_;
-    const std::int64_t weight_tile = piece % pieces_per_chunk_ * kTilesPerPiece;
-    weight_tile_end = std::min(weight_tile + kTilesPerPiece, num_weight_tiles_);
-    return {row_begin, std::min(row_begin + chunk_rows_, num_rows_), weight_tile};
+    const std::int64_t fitting = kChunkBytes / row_bytes / kRowsAtATime * kRowsAtATime;
+    return std::max(fitting, kMinChunkRows);
   }
 
   std::int64_t num_rows_;
   std::int64_t chunk_rows_;
-  std::int64_t num_weight_tiles_;
-  std::int64_t pieces_per_chunk_;
-  std::int64_t num_pieces_;
-  std::atomic<std::int64_t> next_piece_{0};
+  std::int64_t tiles_per_chunk_;
+  std::int64_t num_tiles_;
+  std::atomic<std::int64_t> next_{0};
 };
 
 // Some rows of the weight, as multiply_keys() takes them.
@@ -217,7 +193,7 @@ void linear(const LinearParams& params, const ThreadRunner& runner) {
   const bool converts_tiles =
       params.kernels->multiply_keys[static_cast<int>(params.weight_type)] == nullptr;
   OutputTiles tiles(params);
-  const std::int64_t num_workers = std::min(tiles.num_pieces(), runner.num_threads());
+  const std::int64_t num_workers = std::min(tiles.num_tiles(), runner.num_threads());
   ScratchCutter sizes(nullptr);
   (void)Buffers(params, converts_tiles, num_workers, sizes);
   ScratchCutter cutter(scratch.reserve(sizes.num_bytes()));
@@ -226,10 +202,9 @@ void linear(const LinearParams& params, const ThreadRunner& runner) {
 
   parallel_for(runner, num_workers, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t worker = begin; worker < end; ++worker) {
-      OutputTiles::Stream stream(tiles);
-      for (OutputTile next = stream.next(); next.num_rows() > 0;) {
+      for (OutputTile next = tiles.take(); next.num_rows() > 0;) {
         const OutputTile output = next;
-        next = stream.next();
+        next = tiles.take();
         WeightTile tile(params, output.weight_tile);
         if (converts_tiles) {
           tile.convert_to_float(

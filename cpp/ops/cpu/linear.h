@@ -2,7 +2,7 @@
 //
 // Products with weight matrices, which are nearly all of a decoder's work besides attention. They
 // read the weight as checkpoints have it: nothing is packed, and each element comes from memory
-// once a call.
+// once for all rows of the input, or for 64 at least.
 //
 // The loops are those of attention: rows of the weight are to the input what keys are to queries
 // (AttentionKernels::multiply_keys). So they exist for each instruction set and float type, and a

@@ -307,10 +307,10 @@ class LLMEngine:
         """Choose a token for each sequence whose last token was computed, forks included."""
         if not output.samples.any():
             return SampledTokens([], [])
-        ends = np.arange(1, len(output.requests) + 1)
-        if self._num_prompt_logprobs:  # a row a token instead of one a request
-            ends = np.cumsum(output.num_scheduled_tokens)
-        last = torch.from_numpy(ends[output.samples] - 1).to(hidden.device)
+        # Rows are those of all tokens, or of the last one of each request.
+        has_all = len(hidden) == output.total_num_scheduled_tokens
+        counts = output.num_scheduled_tokens if has_all else np.ones_like(output.rows)
+        last = torch.from_numpy(np.cumsum(counts)[output.samples] - 1).to(hidden.device)
         logits = self.model_runner.compute_logits(hidden[last])
         forks, copies = self.scheduler.fork_requests(output)
         self.cache_engine.copy_blocks(copies)

@@ -90,8 +90,8 @@ class ModelRunner:
 
         Returns:
             ``[num_tokens, hidden_size]``, the hidden state of each token, request after request, or
-            ``[num_requests, hidden_size]`` with `last_tokens_only`; no row if the step has no
-            tokens. The next call may overwrite it.
+            ``[num_requests, hidden_size]`` with `last_tokens_only` (the same where each request has
+            one token); no row if the step has no tokens. The next call may overwrite it.
         """
         self._cache_engine.swap_out(output.blocks_to_swap_out)
         self._cache_engine.swap_in(output.blocks_to_swap_in)
@@ -106,7 +106,7 @@ class ModelRunner:
             step.to_device(self._device),
             max_query_len=int(output.num_scheduled_tokens.max()),
             max_seq_len=int(step.seq_lens.max()),
-            last_tokens_only=last_tokens_only,
+            last_tokens_only=last_tokens_only and not step.is_decode(),
         )
 
     @torch.inference_mode()

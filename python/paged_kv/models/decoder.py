@@ -77,7 +77,7 @@ class DecoderForCausalLM(nn.Module, ABC):
         """Make layer `index`.
 
         Its forward takes hidden states, the rotary factors, the layer's cache and the metadata, and
-        gives new hidden states; with ``last_tokens`` as a fifth argument, those of these rows only.
+        gives new hidden states; if given ``last_tokens``, those of these rows only.
         """
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
@@ -176,13 +176,15 @@ class DecoderForCausalLM(nn.Module, ABC):
             local_rotary = self.local_rotary_emb(positions, hidden.dtype)
         for index, layer in enumerate(self.layers):
             is_local = self.config.sliding_window_of(index) is not None
-            is_last = index == len(self.layers) - 1
+            options = {}
+            if last_tokens_only and index == len(self.layers) - 1:
+                options["last_tokens"] = metadata[index].last_tokens
             hidden = layer(
                 hidden,
                 local_rotary if is_local else rotary,
                 kv_caches[index],
                 metadata[index],
-                metadata[index].last_tokens if is_last and last_tokens_only else None,
+                **options,
             )
         normed: torch.Tensor = self.norm(hidden)
         return normed

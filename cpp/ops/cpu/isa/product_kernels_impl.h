@@ -116,8 +116,6 @@ struct ProductKernelsFor {
   [[gnu::always_inline]] static void transpose_products(const float* by_key, int64_t begin,
                                                         int64_t end, float* logits) {
     using Vec4 = float __attribute__((vector_size(16)));
-    using Index4 = int32_t __attribute__((vector_size(16)));
-    constexpr Index4 kLow{0, 4, 1, 5}, kHigh{2, 6, 3, 7}, kFirst{0, 1, 4, 5}, kSecond{2, 3, 6, 7};
     const auto load = [&](int64_t k) [[gnu::always_inline]] {
       Vec4 v;
       __builtin_memcpy(&v, by_key + 4 * k, sizeof(v));
@@ -129,12 +127,14 @@ struct ProductKernelsFor {
     int64_t k = begin;
     for (; k + 4 <= end; k += 4) {
       const Vec4 a = load(k), b = load(k + 1), c = load(k + 2), d = load(k + 3);
-      const Vec4 ab_low = __builtin_shuffle(a, b, kLow), cd_low = __builtin_shuffle(c, d, kLow);
-      const Vec4 ab_high = __builtin_shuffle(a, b, kHigh), cd_high = __builtin_shuffle(c, d, kHigh);
-      store(0, k, __builtin_shuffle(ab_low, cd_low, kFirst));
-      store(1, k, __builtin_shuffle(ab_low, cd_low, kSecond));
-      store(2, k, __builtin_shuffle(ab_high, cd_high, kFirst));
-      store(3, k, __builtin_shuffle(ab_high, cd_high, kSecond));
+      const Vec4 ab_low = __builtin_shufflevector(a, b, 0, 4, 1, 5);
+      const Vec4 cd_low = __builtin_shufflevector(c, d, 0, 4, 1, 5);
+      const Vec4 ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+      const Vec4 cd_high = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+      store(0, k, __builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5));
+      store(1, k, __builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7));
+      store(2, k, __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5));
+      store(3, k, __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7));
     }
     for (; k < end; ++k) {
       for (int64_t r = 0; r < 4; ++r) logits[r * kTileKeys + k] = by_key[4 * k + r];
