@@ -219,10 +219,10 @@ def test_after_an_error_while_recording_the_engine_serves_on(models, monkeypatch
     layer = loaded.model.layers[failing_layer]
     forward, mode = layer.forward, torch.utils._python_dispatch._get_current_dispatch_mode
 
-    def fail_while_recording(*args):
+    def fail_while_recording(*args, **options):
         if mode() is not None:
             raise ZeroDivisionError
-        return forward(*args)
+        return forward(*args, **options)
 
     monkeypatch.setattr(layer, "forward", fail_while_recording)
     for _ in range(2):
