@@ -146,15 +146,22 @@ TEST(CacheRowsAhead, TokensThatLieInterleavedAreAllOfTheirBlock) {
                                 {cache.place(32, 2), kBlockSize * kTokenBytes}}));
 }
 
+// Locates the tile as the next one: its lines are its own, those of the current tile, the first of
+// sequence 0, stay what they were.
+void locate_and_expect(const Cache& cache, CacheRows& rows, std::int64_t seq,
+                       std::int64_t tile_begin) {
+  rows.turn_to(0, {0, 64});
+  rows.locate_next(seq, tile_begin, {0, 2});
+  EXPECT_EQ(runs_of(rows.lines_of_next({0, 2}, 1, 1)),
+            (std::vector<Piece>{{cache.place(tile_begin, 1, seq), 2 * kTokenBytes}}));
+  EXPECT_EQ(runs_of(rows.lines({0, 1}, 1, 1)),
+            (std::vector<Piece>{{cache.place(0, 1), kTokenBytes}}));
+}
+
 TEST(CacheRowsAhead, TheNextTileIsThatOfItsOwnBlocks) {
   Cache cache(hnd());
   CacheRows rows = cache.rows();
-  rows.turn_to(0, {0, 64});
-  rows.locate_next(0, 64, {0, 2});
-  EXPECT_EQ(runs_of(rows.lines_of_next({0, 2}, 1, 1)),
-            (std::vector<Piece>{{cache.place(64, 1), 2 * kTokenBytes}}));
-  EXPECT_EQ(runs_of(rows.lines({0, 1}, 1, 1)),
-            (std::vector<Piece>{{cache.place(0, 1), kTokenBytes}}));
+  locate_and_expect(cache, rows, 0, 64);
   rows.turn_to(64, {0, 2});
   EXPECT_EQ(runs_of(rows.lines({0, 1}, 1, 1)),
             (std::vector<Piece>{{cache.place(64, 1), kTokenBytes}}));
@@ -162,15 +169,9 @@ TEST(CacheRowsAhead, TheNextTileIsThatOfItsOwnBlocks) {
 
 TEST(CacheRowsAhead, TheNextTileMayBeOfAnotherSequence) {
   Cache cache(hnd());
-  CacheRows rows = cache.rows();
-  rows.turn_to(0, {0, 64});
-  rows.locate_next(1, 0, {0, 2});
-  EXPECT_EQ(runs_of(rows.lines_of_next({0, 2}, 1, 1)),
-            (std::vector<Piece>{{cache.place(0, 1, 1), 2 * kTokenBytes}}));
-  EXPECT_EQ(runs_of(rows.lines({0, 1}, 1, 1)),
-            (std::vector<Piece>{{cache.place(0, 1), kTokenBytes}}));
   for (const std::int64_t seq : {0, 1}) {  // whichever begins then
-    rows.locate_next(1, 0, {0, 2});
+    CacheRows rows = cache.rows();
+    locate_and_expect(cache, rows, 1, 0);
     rows.begin(seq, 1);
     rows.turn_to(0, {0, 2});
     EXPECT_EQ(runs_of(rows.lines({0, 1}, 1, 1)),
