@@ -6,16 +6,38 @@
 #include "ops/registration.h"
 #include "ops/tensor_checks.h"
 #include "ops/torch_thread_runner.h"
+#include "paged_kv/math.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <optional>
+#include <vector>
 
 namespace paged_kv {
 namespace {
 
-// Lanes of the widest instruction set: what one CPU takes, all do.
-constexpr std::int64_t kInFeaturesUnit = 16;
+// [num_panels, in_features, 16], or [num_panels, in_features / 2, 16, 2] of bfloat16.
+void check_panels(const Tensor& panels, NamedSizes& sizes) {
+  check(panels, "panels", sizes)
+      .dtype_in({ScalarType::Float, ScalarType::Half, ScalarType::BFloat16})
+      .contiguous();
+  const std::int64_t in_features = sizes["in_features"];
+  const std::int64_t out_features = sizes["out_features"];
+  PAGED_KV_CHECK(in_features > 0 && in_features % cpu::kPanelInputsUnit == 0,
+                 "x: expected in_features to be a positive multiple of ", cpu::kPanelInputsUnit,
+                 ", got ", in_features);
+  const bool has_pairs = panels.scalar_type() == ScalarType::BFloat16;
+  std::vector<std::int64_t> expected{ceil_div(out_features, cpu::kPanelFeatures),
+                                     has_pairs ? in_features / 2 : in_features,
+                                     cpu::kPanelFeatures};
+  if (has_pairs) expected.push_back(2);
+  const auto given = panels.sizes();
+  PAGED_KV_CHECK(std::equal(given.begin(), given.end(), expected.begin(), expected.end()),
+                 "panels: expected shape ", list_string(expected), " for ", in_features, " to ",
+                 out_features, " features, got ", shape_string(panels));
+}
 
-void linear(const Tensor& out, const Tensor& x, const Tensor& weight,
+void linear(const Tensor& out, const Tensor& x, const Tensor& panels,
             const std::optional<Tensor>& bias) {
   NamedSizes sizes;
   const auto check_floats = [&](const Tensor& tensor, const char* name) {
@@ -24,25 +46,21 @@ void linear(const Tensor& out, const Tensor& x, const Tensor& weight,
         .dense(-1);
   };
   check_floats(x, "x").shape({"num_rows", "in_features"});
-  check_floats(weight, "weight").shape({"out_features", "in_features"});
-  if (bias) check_floats(*bias, "bias").shape({"out_features"});
   check_floats(out, "out").shape({"num_rows", "out_features"}).writable();
-  PAGED_KV_CHECK(sizes["in_features"] > 0 && sizes["in_features"] % kInFeaturesUnit == 0,
-                 "weight: expected in_features to be a positive multiple of ", kInFeaturesUnit,
-                 ", got ", sizes["in_features"]);
+  check_panels(panels, sizes);
+  if (bias) check_floats(*bias, "bias").shape({"out_features"});
 
   const cpu::LinearParams params{
       .kernels = &cpu::attention_kernels(),
       .x = x.const_data_ptr(),
-      .weight = weight.const_data_ptr(),
+      .weight = panels.const_data_ptr(),
       .bias = bias ? bias->const_data_ptr() : nullptr,
       .out = out.mutable_data_ptr(),
       .x_type = element_type(x),
-      .weight_type = element_type(weight),
+      .weight_type = element_type(panels),
       .bias_type = bias ? element_type(*bias) : cpu::ElementType::kFloat,
       .out_type = element_type(out),
       .x_stride = x.stride(0),
-      .weight_stride = weight.stride(0),
       .out_stride = out.stride(0),
       .num_rows = sizes["num_rows"],
       .in_features = sizes["in_features"],

@@ -48,7 +48,7 @@ PAGED_KV_SCHEMAS(m) {
       "Tensor prefix_lse, Tensor suffix_output, Tensor suffix_lse) -> ()");
 
   // What else a decoder computes in each layer, on a CPU.
-  m.def("linear(Tensor(a!) out, Tensor x, Tensor weight, Tensor? bias=None) -> ()");
+  m.def("linear(Tensor(a!) out, Tensor x, Tensor panels, Tensor? bias=None) -> ()");
   m.def("rms_norm(Tensor(a!) out, Tensor input, Tensor weight, float epsilon) -> ()");
   m.def("apply_rotary(Tensor(a!) x, Tensor cos, Tensor signed_sin) -> ()");
   m.def("silu_and_mul(Tensor(a!) out, Tensor input) -> ()");

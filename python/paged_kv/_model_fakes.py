@@ -9,7 +9,7 @@ import torch
 
 import paged_kv._library  # noqa: F401  (defines the ops)
 from paged_kv._fake_checks import FLOAT_DTYPES, NamedSizes, check_dtype
-from paged_kv._model_ops import IN_FEATURES_UNIT
+from paged_kv.weight_panels import IN_FEATURES_UNIT, PANEL_FEATURES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,24 +49,33 @@ def _gated_activation(out: Tensor, input: Tensor) -> None:
 
 
 @torch.library.register_fake("paged_kv::linear")
-def _linear(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
+def _linear(out: Tensor, x: Tensor, panels: Tensor, bias: Tensor | None = None) -> None:
     sizes = NamedSizes()
     sizes.check(x, "x", "num_rows", "in_features")
-    sizes.check(weight, "weight", "out_features", "in_features")
     sizes.check(out, "out", "num_rows", "out_features")
-    named = {"x": x, "weight": weight, "out": out}
+    named = {"x": x, "panels": panels, "out": out}
     if bias is not None:
         sizes.check(bias, "bias", "out_features")
         named["bias"] = bias
     for name, tensor in named.items():
         check_dtype(tensor, name, *FLOAT_DTYPES)
+    in_features, out_features = sizes["in_features"], sizes["out_features"]
     torch._check(
-        sizes["in_features"] % IN_FEATURES_UNIT == 0,
+        in_features % IN_FEATURES_UNIT == 0,
         lambda: (
-            f"weight: expected in_features to be a multiple of {IN_FEATURES_UNIT}, got "
-            f"{sizes['in_features']}"
+            f"x: expected in_features to be a multiple of {IN_FEATURES_UNIT}, got {in_features}"
         ),
     )
+    num_panels = -(-out_features // PANEL_FEATURES)
+    expected = [num_panels, in_features, PANEL_FEATURES]
+    if panels.dtype == torch.bfloat16:
+        expected = [num_panels, in_features // 2, PANEL_FEATURES, 2]
+    sizes.check(panels, "panels", *map("panels.shape[{}]".format, range(len(expected))))
+    for size, wanted in zip(panels.shape, expected, strict=True):
+        torch._check(
+            size == wanted,
+            lambda: f"panels: expected shape {expected}, got {list(panels.shape)}",
+        )
 
 
 @torch.library.register_fake("paged_kv::rms_norm")

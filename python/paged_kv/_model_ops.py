@@ -13,16 +13,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
-    "IN_FEATURES_UNIT",
     "apply_rotary",
     "gelu_tanh_and_mul",
     "linear",
     "rms_norm",
     "silu_and_mul",
 ]
-
-IN_FEATURES_UNIT = 16
-"""What `in_features` is a multiple of: the lanes of the widest instruction set."""
 
 
 def apply_rotary(x: Tensor, cos: Tensor, signed_sin: Tensor) -> None:
@@ -96,7 +92,7 @@ def gelu_tanh_and_mul(out: Tensor, input: Tensor) -> None:
     torch.ops.paged_kv.gelu_tanh_and_mul(out, input)
 
 
-def linear(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
+def linear(out: Tensor, x: Tensor, panels: Tensor, bias: Tensor | None = None) -> None:
     """``out = x @ weight.T + bias``, summed in float32 and rounded once. CPU only.
 
     A row's result has the same bits whatever rows come with it and however many threads there are
@@ -106,9 +102,11 @@ def linear(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -
 
     Args:
         out: ``[num_rows, out_features]``, f32/f16/bf16, last dim dense.
-        x: ``[num_rows, in_features]``, f32/f16/bf16, last dim dense.
-        weight: ``[out_features, in_features]``, f32/f16/bf16, last dim dense; `in_features` is a
-            positive multiple of `IN_FEATURES_UNIT`.
+        x: ``[num_rows, in_features]``, f32/f16/bf16, last dim dense; `in_features` is a positive
+            multiple of 16.
+        panels: The weight from :func:`paged_kv.weight_panels.pack_weight`, contiguous:
+            ``[num_panels, in_features, 16]`` f32/f16, or ``[num_panels, in_features / 2, 16, 2]``
+            bf16.
         bias: ``[out_features]``, f32/f16/bf16, dense; or None.
 
     Mutates:
@@ -122,17 +120,19 @@ def linear(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -
         16-bit weights take half of the time of 32-bit ones at one row.
 
     Source:
-        ``torch.nn.functional.linear``; the loops are those of attention logits (docs/kernels.md).
+        ``torch.nn.functional.linear``; Goto and van de Geijn, "Anatomy of High-Performance Matrix
+        Multiplication", 2008 (docs/kernels.md).
 
     Example:
         >>> import torch
         >>> from paged_kv import ops
+        >>> from paged_kv.weight_panels import pack_weight
         >>> x, weight, out = torch.ones(1, 16), torch.full((3, 16), 0.5), torch.empty(1, 3)
-        >>> ops.linear(out, x, weight)
+        >>> ops.linear(out, x, pack_weight(weight))
         >>> out
         tensor([[8., 8., 8.]])
     """
-    torch.ops.paged_kv.linear(out, x, weight, bias)
+    torch.ops.paged_kv.linear(out, x, panels, bias)
 
 
 def rms_norm(out: Tensor, input: Tensor, weight: Tensor, epsilon: float) -> None:

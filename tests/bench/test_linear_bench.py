@@ -8,6 +8,7 @@ from torch.nn import functional
 
 import bench_linear
 import paged_kv.ops
+from paged_kv.weight_panels import unpack_weight
 
 
 def test_rows(monkeypatch):
@@ -17,9 +18,9 @@ def test_rows(monkeypatch):
     products = []
     real = paged_kv.ops.linear
 
-    def linear(out, x, weight):
-        real(out, x, weight)
-        products.append((out, x, weight))
+    def linear(out, x, panels):
+        real(out, x, panels)
+        products.append((out, x, unpack_weight(panels, out_features=out.shape[1])))
 
     monkeypatch.setattr(paged_kv.ops, "linear", linear)
     one, three = bench_linear.rows(2)

@@ -10,11 +10,16 @@ from model._paged_runner import PagedRunner
 from model._tiny_models import hf_logits, make_tiny, random_ids
 from torch.nn import functional
 
-from paged_kv._model_ops import IN_FEATURES_UNIT
 from paged_kv.kv_cache_memory import HUGE_PAGE_BYTES
 from paged_kv.models import load_model
 from paged_kv.models.linear import TILE_ROWS, Linear, in_fixed_tiles
-from paged_kv.models.weight_memory import move_to_huge_pages, narrow_if_exact
+from paged_kv.models.weight_memory import (
+    lay_in_panels,
+    lay_in_rows,
+    move_to_huge_pages,
+    narrow_if_exact,
+)
+from paged_kv.weight_panels import IN_FEATURES_UNIT, is_in_panels
 
 
 def _linear(in_features: int, out_features: int, *, bias: bool, dtype=torch.float32) -> Linear:
@@ -27,39 +32,66 @@ def _linear(in_features: int, out_features: int, *, bias: bool, dtype=torch.floa
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("batch_invariant", [False, True])
-@pytest.mark.parametrize(("in_features", "out_features"), [(64, 96), (33, 7), (1, 1)])
-def test_product(in_features, out_features, batch_invariant, bias):
+@pytest.mark.parametrize("in_panels", [False, True])
+@pytest.mark.parametrize(("in_features", "out_features"), [(64, 96), (33, 7), (1, 1), (16, 5)])
+def test_product(in_features, out_features, in_panels, batch_invariant, bias):
     """Also of widths that the op doesn't take."""
     linear = _linear(in_features, out_features, bias=bias)
     linear.batch_invariant = batch_invariant
+    weight = linear.weight.data
+    if in_panels:
+        lay_in_panels(linear.weight, out_features=out_features)
+        assert is_in_panels(linear.weight) == (in_features % IN_FEATURES_UNIT == 0)
     for rows in (0, 1, 5, 16, 17, 100):
         x = torch.randn(rows, in_features)
-        expected = functional.linear(x, linear.weight, linear.bias)
+        expected = functional.linear(x, weight, linear.bias)
         torch.testing.assert_close(linear(x), expected, rtol=1e-5, atol=1e-5)
+    assert torch.equal(linear.plain_weight(), weight)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_rounded_once(dtype, monkeypatch):
+def test_half_precision_is_rounded_once(dtype):
     """As on a CPU without units for 16 bits: sums in float32, inputs and outputs in 16 bits."""
-    monkeypatch.setattr("paged_kv.models.linear._has_units_for", lambda _: False)
     linear = _linear(64, 96, bias=True, dtype=dtype)
     x = torch.randn(5, 64).to(dtype)
+    expected = functional.linear(x.double(), linear.weight.double(), linear.bias.double())
+    lay_in_panels(linear.weight, out_features=96)
     got = linear(x)
     assert got.dtype == dtype
-    expected = functional.linear(x.double(), linear.weight.double(), linear.bias.double())
     torch.testing.assert_close(got.double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-4)
 
 
 @pytest.mark.parametrize("batch_invariant", [False, True])
-def test_units_for_16_bits_are_used_unless_bits_must_not_change(batch_invariant, monkeypatch):
-    monkeypatch.setattr("paged_kv.models.linear._has_units_for", lambda _: True)
-    linear = _linear(64, 96, bias=False, dtype=torch.bfloat16)
-    linear.batch_invariant = batch_invariant
+def test_units_for_16_bits_are_used_unless_bits_must_not_change(
+    batch_invariant, monkeypatch, tmp_path
+):
+    monkeypatch.setattr("paged_kv.models.decoder.has_units_for", lambda _: True)
+    make_tiny("llama_tied").bfloat16().save_pretrained(tmp_path)
+    model = load_model(tmp_path, dtype=torch.bfloat16).model
+    model.prepare_weights(batch_invariant=batch_invariant)
     with torch.profiler.profile() as profile:
-        linear(torch.randn(5, 64).bfloat16())
-    called = {event.key for event in profile.key_averages()}
-    assert ("aten::linear" in called) != batch_invariant
-    assert ("paged_kv::linear" in called) == batch_invariant
+        model.layers[0].mlp.down_proj(torch.randn(5, 96).bfloat16())
+        model.compute_logits(torch.randn(5, 64).bfloat16())
+    called = {event.key: event.count for event in profile.key_averages()}
+    assert called.get("aten::linear", 0) == (0 if batch_invariant else 2)
+    assert called.get("paged_kv::linear", 0) == (2 if batch_invariant else 0)
+    model.prepare_weights(batch_invariant=True)
+    assert is_in_panels(model.layers[0].mlp.down_proj.weight)
+
+
+def test_panels_are_undone_for_other_dtypes_and_devices():
+    linear = _linear(32, 20, bias=False)
+    weight = linear.weight.data.clone()
+    lay_in_panels(linear.weight, out_features=20)
+    address = linear.weight.data_ptr()
+    lay_in_panels(linear.weight, out_features=20)
+    assert linear.weight.data_ptr() == address
+    linear.bfloat16()
+    lay_in_panels(linear.weight, out_features=20)
+    assert is_in_panels(linear.weight)
+    assert torch.equal(linear.plain_weight(), weight.bfloat16())
+    lay_in_rows(linear.weight, out_features=20)
+    assert torch.equal(linear.weight, weight.bfloat16())
 
 
 def test_parameters_in_huge_pages(monkeypatch):
@@ -91,23 +123,24 @@ def test_parameters_in_huge_pages(monkeypatch):
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_weights_that_fit_into_16_bits_are_kept_so(dtype, bias):
-    """And give the same bits as in float32, with and without the mode that promises bits."""
+def test_weights_that_fit_into_16_bits_are_kept_so(dtype, bias, monkeypatch):
+    """And give the same bits as in float32."""
     linear = _linear(96, 2000, bias=bias)
     numbers = torch.tensor([0.0, -0.0, torch.inf, torch.finfo(dtype).tiny, 1 + 2**-7, 3.0])
     linear.weight.data = linear.weight.data.to(dtype).float()
     linear.weight.data[-1, : len(numbers)] = numbers
+    narrow = _linear(96, 2000, bias=bias)
+    narrow.weight.data = linear.weight.data.clone()
+    lay_in_panels(narrow.weight, out_features=2000)
+    assert narrow.weight.dtype == dtype
+    assert torch.equal(narrow.plain_weight().float(), linear.weight)
+    monkeypatch.setattr("paged_kv.models.weight_memory.narrow_if_exact", lambda _: None)
+    lay_in_panels(linear.weight, out_features=2000)
+    assert linear.weight.dtype == torch.float32
     x = torch.randn(5, 96)
-    for linear.batch_invariant in (False, True):
-        before = linear(x)
-        narrow = _linear(96, 2000, bias=bias)
-        narrow.batch_invariant, narrow.weight.data = linear.batch_invariant, linear.weight.data
-        narrow_if_exact(narrow.weight)
-        assert narrow.weight.dtype == dtype
-        assert torch.equal(narrow.weight.float(), linear.weight)
-        after = narrow(x)
-        assert after.dtype == torch.float32
-        assert torch.equal(after.view(torch.int32), before.view(torch.int32))
+    after = narrow(x)
+    assert after.dtype == torch.float32
+    assert torch.equal(after.view(torch.int32), linear(x).view(torch.int32))
 
 
 @pytest.mark.parametrize("number", [1 + 2**-12, 1e-9, 1e38, torch.nan])
@@ -133,26 +166,45 @@ def test_without_registers_to_widen_in_nothing_is_narrowed(monkeypatch):
 def test_weights_that_go_through_torch_are_not_narrowed():
     """There the other operand has to have the same dtype."""
     parameter = torch.nn.Parameter(torch.ones(8, 33), requires_grad=False)
-    narrow_if_exact(parameter)
+    lay_in_panels(parameter, out_features=8)
     assert parameter.dtype == torch.float32
+    assert parameter.shape == (8, 33)
 
 
 @pytest.mark.parametrize("variant", ["llama_biases", "llama_tied", "qwen3", "gemma3"])
-def test_a_float32_model_of_16_bit_weights(variant, tmp_path):
+def test_a_float32_model_of_16_bit_weights(variant, tmp_path, monkeypatch):
     """It takes half of the memory, and computes in float32 what it computed before."""
     make_tiny(variant).bfloat16().save_pretrained(tmp_path)
-    model, plain = load_model(tmp_path).model, load_model(tmp_path).model
+    model, wide = load_model(tmp_path).model, load_model(tmp_path).model
     model.prepare_weights()
-    matrices = [parameter for parameter in model.parameters() if parameter.dim() == 2]
-    narrow = {m.dtype for m in matrices if m.shape[1] % IN_FEATURES_UNIT == 0}
-    assert narrow == {torch.bfloat16}
-    assert model.dtype == plain.dtype == torch.float32
+    monkeypatch.setattr("paged_kv.models.weight_memory.narrow_if_exact", lambda _: None)
+    monkeypatch.setattr("paged_kv.models.decoder.narrow_if_exact", lambda _: None)
+    wide.prepare_weights()
+    assert {matrix.dtype for matrix in model.parameters() if is_in_panels(matrix)} == {
+        torch.bfloat16
+    }
+    assert {parameter.dtype for parameter in wide.parameters()} == {torch.float32}
+    assert model.dtype == wide.dtype == torch.float32
     ids = random_ids(30)
     logits, expected = (
-        PagedRunner(m, num_seqs=1, max_len=30, seed=1).step({0: ids})[0] for m in (model, plain)
+        PagedRunner(m, num_seqs=1, max_len=30, seed=1).step({0: ids})[0] for m in (model, wide)
     )
     assert logits.dtype == torch.float32
     assert torch.equal(logits, expected)
+
+
+@pytest.mark.parametrize("variant", ["llama_biases", "llama_tied"])
+def test_embeddings_are_those_of_the_checkpoint(variant, tmp_path):
+    """Also where the head reads the same matrix in panels."""
+    make_tiny(variant).bfloat16().save_pretrained(tmp_path)
+    model = load_model(tmp_path).model
+    ids = torch.tensor(random_ids(20))
+    expected = model.embed(ids)
+    model.prepare_weights()
+    assert is_in_panels(model.embed_tokens) == (model.lm_head is None)
+    embedded = model.embed(ids)
+    assert embedded.dtype == torch.float32
+    assert torch.equal(embedded, expected)
 
 
 def test_weights_are_widened_for_other_devices(tmp_path):
@@ -160,8 +212,11 @@ def test_weights_are_widened_for_other_devices(tmp_path):
     make_tiny("llama_tied").bfloat16().save_pretrained(tmp_path)
     model = load_model(tmp_path).model
     model.prepare_weights()
+    shapes = {name: slot.shape for name, slot in model.weight_slots().items()}
     model.to("meta").prepare_weights()
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert {parameter.dim() for parameter in model.parameters()} == {1, 2}
+    assert {name: slot.shape for name, slot in model.weight_slots().items()} == shapes
 
 
 @pytest.mark.parametrize("rows", [0, 1, 15, 16, 17, 48, 50])

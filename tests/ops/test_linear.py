@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from paged_kv import ops
+from paged_kv.weight_panels import pack_weight
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -14,7 +15,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 def product(x, weight, bias=None, dtype=None):
     """The op's result in `dtype`; poisoned before, so that nothing can be left unwritten."""
     out = torch.full((x.shape[0], weight.shape[0]), torch.nan, dtype=dtype or x.dtype)
-    ops.linear(out, x, weight, bias)
+    ops.linear(out, x, pack_weight(weight), bias)
     return out
 
 
@@ -55,11 +56,10 @@ def test_a_row_has_the_same_bits_with_any_others_and_any_threads():
 def test_slices_are_taken_and_their_surroundings_left():
     x = torch.full((4, 40), torch.nan)
     x[:, 8:] = torch.randn(4, 32)
-    weight = torch.full((10, 64), torch.nan)
-    weight[::2, :32] = torch.randn(5, 32)
+    weight = torch.randn(5, 32)
     out = torch.full((4, 9), -1.0)
-    ops.linear(out[:, 3:8], x[:, 8:], weight[::2, :32])
-    assert torch.equal(out[:, 3:8], product(x[:, 8:].clone(), weight[::2, :32].clone()))
+    ops.linear(out[:, 3:8], x[:, 8:], pack_weight(weight))
+    assert torch.equal(out[:, 3:8], product(x[:, 8:].clone(), weight))
     assert (out[:, :3] == -1).all()
     assert (out[:, 8:] == -1).all()
 
@@ -67,46 +67,53 @@ def test_slices_are_taken_and_their_surroundings_left():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"x": torch.zeros(2, 48)}, "weight: expected in_features = 48"),
+        ({"x": torch.zeros(2, 48)}, r"panels: expected shape \[1, 48, 16\] for 48 to 3 features"),
         ({"x": torch.zeros(32)}, r"x: expected shape \[num_rows, in_features\]"),
         ({"x": torch.zeros(2, 32).double()}, "x: expected dtype Float or Half or BFloat16"),
         ({"x": torch.zeros(32, 2).T}, "x: expected stride 1"),
-        ({"weight": torch.zeros(3, 32).int()}, "weight: expected dtype"),
-        ({"weight": torch.zeros(4, 32)}, "out: expected out_features = 4"),
+        ({"panels": torch.zeros(1, 32, 16).int()}, "panels: expected dtype"),
+        ({"panels": torch.zeros(3, 32)}, r"panels: .* \[1, 32, 16\] .* got \[3, 32\]"),
+        ({"panels": torch.zeros(2, 32, 16)}, r"panels: .* got \[2, 32, 16\]"),
+        ({"panels": torch.zeros(1, 32, 16).bfloat16()}, r"panels: expected shape \[1, 16, 16, 2\]"),
+        ({"panels": torch.zeros(1, 16, 16, 2)}, r"panels: expected shape \[1, 32, 16\]"),
+        ({"panels": torch.zeros(1, 16, 32).mT}, "panels: expected a contiguous tensor"),
         ({"bias": torch.zeros(4)}, "bias: expected out_features = 3"),
         ({"bias": torch.zeros(1).expand(3)}, "bias: expected stride 1"),
         ({"out": torch.zeros(3, 3)}, "out: expected num_rows = 2"),
+        ({"out": torch.zeros(2, 17)}, r"panels: expected shape \[2, 32, 16\]"),
         ({"out": torch.zeros(1, 3).expand(2, 3)}, "out: is written"),
         (
-            {"x": torch.zeros(2, 24), "weight": torch.zeros(3, 24)},
-            "weight: expected in_features to be a positive multiple of 16, got 24",
+            {"x": torch.zeros(2, 24), "panels": torch.zeros(1, 24, 16)},
+            "x: expected in_features to be a positive multiple of 16, got 24",
         ),
         (
-            {"x": torch.zeros(2, 0), "weight": torch.zeros(3, 0)},
-            "weight: expected in_features to be a positive multiple of 16, got 0",
+            {"x": torch.zeros(2, 0), "panels": torch.zeros(1, 0, 16)},
+            "x: expected in_features to be a positive multiple of 16, got 0",
         ),
     ],
 )
 def test_names_the_bad_argument(changes, message):
-    good = {"out": torch.zeros(2, 3), "x": torch.zeros(2, 32), "weight": torch.zeros(3, 32)}
+    good = {"out": torch.zeros(2, 3), "x": torch.zeros(2, 32), "panels": torch.zeros(1, 32, 16)}
     with pytest.raises(RuntimeError, match=message):
         ops.linear(**(good | changes))
 
 
-def arguments():
+def arguments(dtype=torch.float32):
     torch.manual_seed(0)
-    return torch.zeros(5, 7), torch.randn(5, 32), torch.randn(7, 32), torch.randn(7)
+    weight = pack_weight(torch.randn(7, 32).to(dtype))
+    return torch.zeros(5, 7), torch.randn(5, 32), weight, torch.randn(7)
 
 
-def test_opcheck():
-    torch.library.opcheck(torch.ops.paged_kv.linear.default, arguments())
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_opcheck(dtype):
+    torch.library.opcheck(torch.ops.paged_kv.linear.default, arguments(dtype))
 
 
 def test_compiles_and_exports_without_graph_breaks():
     class Product(torch.nn.Module):
-        def forward(self, x, weight, bias):
-            out = x.new_empty(x.shape[0], weight.shape[0])
-            ops.linear(out, x, weight, bias)
+        def forward(self, x, panels, bias):
+            out = x.new_empty(x.shape[0], bias.shape[0])
+            ops.linear(out, x, panels, bias)
             return out
 
     _, *inputs = arguments()

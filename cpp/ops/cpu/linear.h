@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Products with weight matrices, which are nearly all of a decoder's work besides attention. They
-// read the weight as checkpoints have it: nothing is packed, and each element comes from memory
-// once for all rows of the input, or for 64 at least.
-//
-// The loops are those of attention: rows of the weight are to the input what keys are to queries
-// (AttentionKernels::multiply_keys). So they exist for each instruction set and float type, and a
-// row's result has the same bits whatever rows come with it and however many threads there are.
+// Products with weight matrices, which are nearly all of a decoder's work besides attention.
+// Weights lie in panels (isa/panel_kernels.h); each element comes from memory once for all rows of
+// the input, or for 64 at least. A row's result has the same bits whatever rows come with it and
+// however many threads there are.
 #pragma once
 
 #include "ops/cpu/isa/attention_kernels.h"
@@ -21,14 +18,14 @@ struct LinearParams {
   const AttentionKernels* kernels;
 
   const void* x;                                         // [num_rows, in_features]
-  const void* weight;                                    // [out_features, in_features]
+  const void* weight;                                    // ceil(out_features / 16) panels
   const void* bias;                                      // [out_features], dense, or null
   void* out;                                             // [num_rows, out_features]
   ElementType x_type, weight_type, bias_type, out_type;  // of the first three
-  std::int64_t x_stride, weight_stride, out_stride;
+  std::int64_t x_stride, out_stride;
 
   std::int64_t num_rows;
-  std::int64_t in_features;  // a multiple of kernels->lanes
+  std::int64_t in_features;  // a multiple of kPanelInputsUnit
   std::int64_t out_features;
 };
 

@@ -88,7 +88,7 @@ class LLMEngine:
         check_kv_scales(kv_scales, specs, config.kv_cache_dtype)
         device = torch.device(config.device)
         loaded.model.to(device)
-        loaded.model.prepare_weights()
+        loaded.model.prepare_weights(batch_invariant=config.batch_invariant)
         plan = plan_kv_cache(
             specs,
             num_blocks=config.num_blocks,

@@ -12,8 +12,14 @@ from torch import nn
 from paged_kv._core import FullAttentionSpec, SlidingWindowSpec
 from paged_kv.kv_cache import kv_cache_dtype_str_to_dtype
 from paged_kv.models.layers import HasBuffers, RMSNorm, RotaryEmbedding
-from paged_kv.models.linear import Linear, linear
-from paged_kv.models.weight_memory import move_to_huge_pages, narrow_if_exact
+from paged_kv.models.linear import Linear, has_units_for, linear
+from paged_kv.models.weight_memory import (
+    lay_in_panels,
+    lay_in_rows,
+    move_to_huge_pages,
+    narrow_if_exact,
+)
+from paged_kv.weight_panels import features_of_panels, is_in_panels, unpack_weight
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -82,6 +88,8 @@ class DecoderForCausalLM(nn.Module, ABC):
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Look up ``[num_tokens]`` ids: ``[num_tokens, hidden_size]``, a new tensor."""
+        if is_in_panels(self.embed_tokens):
+            return features_of_panels(self.embed_tokens, input_ids).to(self.dtype)
         return self.embed_tokens.index_select(0, input_ids).to(self.dtype)
 
     def reset_buffers(self) -> None:
@@ -95,23 +103,33 @@ class DecoderForCausalLM(nn.Module, ABC):
         """What the model computes in. Its matrices may be kept in less: `prepare_weights`."""
         return self.norm.weight.dtype
 
-    def prepare_weights(self) -> None:
-        """Keep weights as their device reads them fastest; results have the same bits.
+    def prepare_weights(self, *, batch_invariant: bool = False) -> None:
+        """Keep weights as their device reads them fastest.
 
-        On a CPU, matrices of 16-bit numbers are kept in 16 bits, whatever the model's dtype, and
-        all weights move to huge pages. On other devices they have the model's dtype.
+        On a CPU, matrices go to panels (:mod:`paged_kv.weight_panels`) and those of 16-bit numbers
+        are kept in 16 bits, whatever the model's dtype; all weights move to huge pages. A CPU with
+        units for products in the model's dtype has these from torch, of matrices as they are. On
+        other devices they are as they were loaded.
 
-        Call it once the weights are loaded or moved: a conversion of the model puts them elsewhere.
-        Change weights before: what is written to a matrix of 16 bits is rounded to them.
+        Call it once the weights are loaded or moved: a conversion of the model puts them elsewhere,
+        and a matrix in panels is for a CPU only. Change weights before.
+
+        Args:
+            batch_invariant: whether the model is to run so. Then units for its dtype are left
+                alone, since torch's products with them depend on the batch.
 
         Notes:
-            Cost: one copy of the weights, and the largest matrix more in memory while it runs.
+            Cost: two copies of the weights, and the largest matrix more in memory while it runs.
         """
-        for matrix in self._matrices():
-            if matrix.device.type == "cpu":
-                narrow_if_exact(matrix)
-            else:
+        packs = batch_invariant or not has_units_for(self.dtype)
+        for matrix, out_features in self._matrices():
+            if matrix.device.type != "cpu":
+                lay_in_rows(matrix, out_features=out_features)
                 matrix.data = matrix.data.to(self.dtype)
+            elif matrix is self.embed_tokens and self.lm_head is not None:
+                narrow_if_exact(matrix)
+            elif packs:
+                lay_in_panels(matrix, out_features=out_features)
         move_to_huge_pages(self.parameters())
 
     @property
@@ -202,7 +220,12 @@ class DecoderForCausalLM(nn.Module, ABC):
         if self.lm_head is not None:
             logits: torch.Tensor = self.lm_head(hidden)
         else:
-            logits = linear(hidden, self.embed_tokens, batch_invariant=self._batch_invariant)
+            logits = linear(
+                hidden,
+                self.embed_tokens,
+                out_features=self.config.vocab_size,
+                batch_invariant=self._batch_invariant,
+            )
         return logits.float()
 
     def kv_cache_specs(
@@ -231,24 +254,28 @@ class DecoderForCausalLM(nn.Module, ABC):
     def weight_slots(self) -> dict[str, torch.Tensor]:
         """Map each tensor name of a Hugging Face checkpoint to the view it fills.
 
-        Together the views cover every parameter exactly once. Cost: one pass over the layers.
+        Together the views cover every parameter exactly once. Matrices in panels
+        (`prepare_weights`) are copied instead. Cost: one pass over the layers, and the copies.
         """
-        slots = {"model.embed_tokens.weight": self.embed_tokens.detach()}
+        embedding = self.embed_tokens.detach()
+        if embedding.dim() != 2:
+            embedding = unpack_weight(embedding, out_features=self.config.vocab_size)
+        slots = {"model.embed_tokens.weight": embedding}
         for index, layer in enumerate(self.layers):
             slots.update(_layer_slots(f"model.layers.{index}.", layer, self.config))
         slots["model.norm.weight"] = self.norm.weight.detach()
         if self.lm_head is not None:
-            slots["lm_head.weight"] = self.lm_head.weight.detach()
+            slots["lm_head.weight"] = self.lm_head.plain_weight()
         if self.rotary_emb.freq_factors is not None:
             slots["model.rotary_emb.freq_factors"] = self.rotary_emb.freq_factors.detach()
         return slots
 
-    def _matrices(self) -> Iterator[nn.Parameter]:
-        """The embedding and what the `Linear` modules hold."""
-        yield self.embed_tokens
+    def _matrices(self) -> Iterator[tuple[nn.Parameter, int]]:
+        """The embedding and what the `Linear` modules hold, with their numbers of rows."""
+        yield self.embed_tokens, self.config.vocab_size
         for module in self.modules():
             if isinstance(module, Linear):
-                yield module.weight
+                yield module.weight, module.out_features
 
     def _kv_cache_spec(self, index: int, block_size: int, dtype: torch.dtype) -> AttentionSpec:
         window = self.config.sliding_window_of(index)
@@ -293,11 +320,14 @@ def _layer_slots(
     }
     for name, parameter in layer.named_parameters():
         module, _, kind = name.rpartition(".")
+        owner, tensor = layer.get_submodule(module), parameter.detach()
+        if isinstance(owner, Linear) and kind == "weight":
+            tensor = owner.plain_weight()
         if module not in parts:
-            yield prefix + name, parameter.detach()
+            yield prefix + name, tensor
             continue
         parent = module.rpartition(".")[0]
         rows = parts[module]
-        views = torch.split(parameter.detach(), list(rows.values()))
+        views = torch.split(tensor, list(rows.values()))
         for part, view in zip(rows, views, strict=True):
             yield f"{prefix}{parent}.{part}.{kind}", view

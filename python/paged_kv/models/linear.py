@@ -11,12 +11,12 @@ from torch import nn
 from torch.nn import functional
 
 import paged_kv.ops  # noqa: F401  (registers torch.ops.paged_kv)
-from paged_kv._model_ops import IN_FEATURES_UNIT
+from paged_kv.weight_panels import is_in_panels, unpack_weight
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["TILE_ROWS", "Linear", "in_fixed_tiles", "is_for_op", "linear"]
+__all__ = ["TILE_ROWS", "Linear", "has_units_for", "in_fixed_tiles", "linear"]
 
 TILE_ROWS = 16
 """Rows of each product of `in_fixed_tiles`."""
@@ -31,18 +31,33 @@ class Linear(nn.Module):
         bias: add a bias.
 
     Attributes:
+        weight: ``[out_features, in_features]``, or in panels once the model's weights are prepared.
         batch_invariant: see `linear`.
     """
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
         super().__init__()
+        self.out_features = out_features
         self.weight = nn.Parameter(torch.empty(out_features, in_features), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
         self.batch_invariant = False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map ``[rows, in_features]`` to ``[rows, out_features]``."""
-        return linear(x, self.weight, self.bias, batch_invariant=self.batch_invariant)
+        return linear(
+            x,
+            self.weight,
+            self.bias,
+            out_features=self.out_features,
+            batch_invariant=self.batch_invariant,
+        )
+
+    def plain_weight(self) -> torch.Tensor:
+        """``[out_features, in_features]``: the weight itself, or a copy if it is in panels."""
+        weight = self.weight.detach()
+        return (
+            weight if weight.dim() == 2 else unpack_weight(weight, out_features=self.out_features)
+        )
 
 
 def linear(
@@ -50,26 +65,27 @@ def linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
+    out_features: int,
     batch_invariant: bool = False,
 ) -> torch.Tensor:
-    """``x @ weight.T + bias`` by the fastest way on the device.
+    """``x @ weight.T + bias``: of weights in panels by :func:`paged_kv.ops.linear`, else by torch.
 
-    On a CPU that is :func:`paged_kv.ops.linear`, which gives a row the same bits in any batch. A
-    CPU with units for 16-bit products computes these faster through torch, which doesn't.
+    The op gives a row the same bits in any batch. torch doesn't, but in the slower tiles that it is
+    given for `batch_invariant`.
 
     Args:
         x: ``[rows, in_features]``.
-        weight: ``[out_features, in_features]``, in the dtype of `x`, or in fewer bits as
-            :func:`~paged_kv.models.weight_memory.narrow_if_exact` leaves it.
+        weight: ``[out_features, in_features]`` in the dtype of `x`, or from
+            :func:`~paged_kv.weight_panels.pack_weight` in any dtype.
         bias: ``[out_features]``, or None.
+        out_features: rows of the weight.
         batch_invariant: give a row the same bits whatever rows come with it.
 
     Returns:
         ``[rows, out_features]`` in the dtype of `x`.
     """
-    needs_op = batch_invariant or weight.dtype != x.dtype or not _has_units_for(weight.dtype)
-    if needs_op and is_for_op(weight):
-        out = x.new_empty(x.shape[0], weight.shape[0])
+    if is_in_panels(weight):
+        out = x.new_empty(x.shape[0], out_features)
         torch.ops.paged_kv.linear(out, x, weight, bias)
         return out
     if batch_invariant:
@@ -105,14 +121,8 @@ def in_fixed_tiles(
     return torch.cat(tiles)[:rows]
 
 
-def is_for_op(weight: torch.Tensor) -> bool:
-    """Whether :func:`paged_kv.ops.linear` takes such a matrix; if not, torch multiplies."""
-    in_features = weight.shape[1]
-    return weight.is_cpu and in_features > 0 and in_features % IN_FEATURES_UNIT == 0
-
-
 @cache
-def _has_units_for(dtype: torch.dtype) -> bool:
+def has_units_for(dtype: torch.dtype) -> bool:
     """Whether this CPU multiplies in `dtype`, not only in float32, and torch makes use of that."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a CPU reads weights fastest: in as few bits as they need, in order, in huge pages."""
+"""How a CPU reads weights fastest: in panels, in as few bits as they need, in huge pages."""
 
 from __future__ import annotations
 
@@ -10,18 +10,42 @@ from typing import TYPE_CHECKING
 import torch
 
 from paged_kv.kv_cache_memory import HUGE_PAGE_BYTES, zeros_in_huge_pages
-from paged_kv.models.linear import is_for_op
+from paged_kv.weight_panels import IN_FEATURES_UNIT, is_in_panels, pack_weight, unpack_weight
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from torch import nn
 
-__all__ = ["move_to_huge_pages", "narrow_if_exact"]
+__all__ = ["lay_in_panels", "lay_in_rows", "move_to_huge_pages", "narrow_if_exact"]
 
 _ROWS_A_CHECK = 1024
 _ALIGNMENT = 64  # a line of the cache
 _CHUNK_BYTES = 64 << 20
+
+
+def lay_in_panels(parameter: nn.Parameter, *, out_features: int) -> None:
+    """Keep a matrix as :func:`paged_kv.ops.linear` takes it, if that takes it and is on its device.
+
+    Args:
+        parameter: ``[out_features, in_features]`` or in panels. Its data are replaced.
+        out_features: rows of the matrix.
+
+    Notes:
+        Cost: two copies, none if it is in panels already.
+    """
+    if is_in_panels(parameter):
+        return
+    lay_in_rows(parameter, out_features=out_features)
+    if parameter.is_cpu and parameter.shape[1] % IN_FEATURES_UNIT == 0:
+        narrow_if_exact(parameter)
+        parameter.data = pack_weight(parameter)
+
+
+def lay_in_rows(parameter: nn.Parameter, *, out_features: int) -> None:
+    """Keep a matrix as ``[out_features, in_features]``: what `lay_in_panels` did is undone."""
+    if parameter.dim() != 2:
+        parameter.data = unpack_weight(parameter, out_features=out_features)
 
 
 def narrow_if_exact(parameter: nn.Parameter) -> None:
@@ -31,8 +55,7 @@ def narrow_if_exact(parameter: nn.Parameter) -> None:
     products have the same bits as before, read half of the memory and, with few rows, take little
     more than half of the time.
 
-    Does nothing to a parameter that is not for `linear` on a CPU, or whose numbers need 32 bits;
-    nor without AVX2, where `linear` would widen in memory, which takes longer than it saves.
+    Does nothing without AVX2, where widening takes longer than it saves.
 
     Args:
         parameter: ``[out_features, in_features]``. Its data are replaced: what is written to it
@@ -42,7 +65,7 @@ def narrow_if_exact(parameter: nn.Parameter) -> None:
         Cost: a pass over the matrix for each of the two types, which ends at the first rows that
         need more.
     """
-    if parameter.dtype != torch.float32 or not is_for_op(parameter) or not _widens_in_registers():
+    if parameter.dtype != torch.float32 or not _widens_in_registers():
         return
     for dtype in (torch.bfloat16, torch.float16):
         pieces = torch.split(parameter, _ROWS_A_CHECK)

@@ -14,8 +14,10 @@
 #pragma once
 
 #include "ops/cpu/element_type.h"
+#include "ops/cpu/isa/float_rows.h"
 #include "ops/cpu/isa/gated_activation_kernels.h"
 #include "ops/cpu/isa/lines_ahead.h"
+#include "ops/cpu/isa/panel_kernels.h"
 #include "ops/cpu/isa/rotary_kernels.h"
 
 #include <stdint.h>
@@ -42,13 +44,6 @@ struct TokenRows {
   [[gnu::always_inline]] const void* row(int64_t k) const {
     return static_cast<const char*>(tokens[k]) + offset_bytes;
   }
-};
-
-// Float32 rows of the same length, `stride` elements apart.
-struct FloatRows {
-  float* data;
-  int64_t stride;
-  int64_t count;
 };
 
 // What turns a product of query and key into a logit.
@@ -125,6 +120,7 @@ struct AttentionKernels {
 
   // What else a decoder computes in each layer.
   GatedActivationKernels gated_activations;
+  PanelKernels panels;
   RotateHead rotate_head[kNumFloatTypes];
 };
 

@@ -13,6 +13,8 @@
 //   kTakesAsHalf<T>           whether there is convert_to_half<T>(tokens, target)
 //   keys_per_block<kRows>()   so many keys times kRows are enough sums to fill the FMA units, and
 //                             few enough for the registers
+//   kPanelSums                vectors of sums in products with panels: enough to fill the FMA
+//                             units, and few enough for the registers
 //   convert_chunk<T>(p, out)  16 bytes of elements
 //   load8<T>(p, out)          eight elements
 //   transpose_block<T>(p, dim_stride_bytes, out, out_stride)   an 8 x 8 block of transpose_rows
@@ -21,6 +23,7 @@
 #include "ops/cpu/isa/attention_kernels.h"
 #include "ops/cpu/isa/float_vectors.h"
 #include "ops/cpu/isa/gated_activation_kernels_impl.h"
+#include "ops/cpu/isa/panel_kernels_impl.h"
 #include "ops/cpu/isa/product_kernels_impl.h"
 #include "ops/cpu/isa/rotary_kernels_impl.h"
 #include "ops/cpu/isa/vector_math.h"
@@ -179,6 +182,7 @@ struct AttentionKernelsFor {
     k.softmax = &softmax;
     k.merge = &merge;
     k.gated_activations = GatedActivationKernelsFor<V>::table();
+    k.panels = PanelKernelsFor<V>::table();
     return k;
   }
 
