@@ -32,7 +32,7 @@ class DigestModel(torch.nn.Module):
         self.windows = [None] if window is None else [None, window]
         self.weights = _WEIGHTS.float()
 
-    def prepare_weights(self):
+    def prepare_weights(self, *, batch_invariant=False):
         """There are none."""
 
     dtype = torch.float32

@@ -8,33 +8,30 @@
 #include "ops/torch_thread_runner.h"
 #include "paged_kv/math.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <optional>
-#include <vector>
 
 namespace paged_kv {
 namespace {
 
-// [num_panels, in_features, 16], or [num_panels, in_features / 2, 16, 2] of bfloat16.
+// After in_features and out_features were bound.
 void check_panels(const Tensor& panels, NamedSizes& sizes) {
-  check(panels, "panels", sizes)
-      .dtype_in({ScalarType::Float, ScalarType::Half, ScalarType::BFloat16})
-      .contiguous();
   const std::int64_t in_features = sizes["in_features"];
-  const std::int64_t out_features = sizes["out_features"];
   PAGED_KV_CHECK(in_features > 0 && in_features % cpu::kPanelInputsUnit == 0,
                  "x: expected in_features to be a positive multiple of ", cpu::kPanelInputsUnit,
                  ", got ", in_features);
-  const bool has_pairs = panels.scalar_type() == ScalarType::BFloat16;
-  std::vector<std::int64_t> expected{ceil_div(out_features, cpu::kPanelFeatures),
-                                     has_pairs ? in_features / 2 : in_features,
-                                     cpu::kPanelFeatures};
-  if (has_pairs) expected.push_back(2);
-  const auto given = panels.sizes();
-  PAGED_KV_CHECK(std::equal(given.begin(), given.end(), expected.begin(), expected.end()),
-                 "panels: expected shape ", list_string(expected), " for ", in_features, " to ",
-                 out_features, " features, got ", shape_string(panels));
+  sizes.bind("num_panels", ceil_div(sizes["out_features"], cpu::kPanelFeatures), "out");
+  sizes.bind("panel_features", cpu::kPanelFeatures, "the layout");
+  const TensorCheck checked = check(panels, "panels", sizes);
+  checked.dtype_in({ScalarType::Float, ScalarType::Half, ScalarType::BFloat16});
+  if (panels.scalar_type() == ScalarType::BFloat16) {
+    sizes.bind("in_features / 2", in_features / 2, "x");
+    sizes.bind("pair", 2, "the layout");
+    checked.shape({"num_panels", "in_features / 2", "panel_features", "pair"});
+  } else {
+    checked.shape({"num_panels", "in_features", "panel_features"});
+  }
+  checked.contiguous();
 }
 
 void linear(const Tensor& out, const Tensor& x, const Tensor& panels,

@@ -61,21 +61,22 @@ def _linear(out: Tensor, x: Tensor, panels: Tensor, bias: Tensor | None = None) 
         check_dtype(tensor, name, *FLOAT_DTYPES)
     in_features, out_features = sizes["in_features"], sizes["out_features"]
     torch._check(
-        in_features % IN_FEATURES_UNIT == 0,
+        in_features > 0 and in_features % IN_FEATURES_UNIT == 0,
         lambda: (
-            f"x: expected in_features to be a multiple of {IN_FEATURES_UNIT}, got {in_features}"
+            f"x: expected in_features to be a positive multiple of {IN_FEATURES_UNIT}, "
+            f"got {in_features}"
         ),
     )
-    num_panels = -(-out_features // PANEL_FEATURES)
-    expected = [num_panels, in_features, PANEL_FEATURES]
+    sizes.bind("num_panels", -(-out_features // PANEL_FEATURES))
+    sizes.bind("panel_features", PANEL_FEATURES)
     if panels.dtype == torch.bfloat16:
-        expected = [num_panels, in_features // 2, PANEL_FEATURES, 2]
-    sizes.check(panels, "panels", *map("panels.shape[{}]".format, range(len(expected))))
-    for size, wanted in zip(panels.shape, expected, strict=True):
-        torch._check(
-            size == wanted,
-            lambda: f"panels: expected shape {expected}, got {list(panels.shape)}",
-        )
+        sizes.bind("in_features / 2", in_features // 2)
+        sizes.bind("pair", 2)
+        dims = ["num_panels", "in_features / 2", "panel_features", "pair"]
+    else:
+        dims = ["num_panels", "in_features", "panel_features"]
+    sizes.check(panels, "panels", *dims)
+    torch._check(panels.is_contiguous(), lambda: "panels: expected a contiguous tensor")
 
 
 @torch.library.register_fake("paged_kv::rms_norm")

@@ -24,7 +24,10 @@ PANEL_FEATURES = 16
 """Features of the output in a panel."""
 
 IN_FEATURES_UNIT = 16
-"""What `in_features` of a weight in panels is a multiple of."""
+"""What `in_features` of a weight in panels is a multiple of.
+
+These are the lanes of the widest instruction set: inputs of 16 bits are widened by whole vectors.
+"""
 
 
 def pack_weight(weight: Tensor) -> Tensor:
@@ -47,7 +50,7 @@ def pack_weight(weight: Tensor) -> Tensor:
         ValueError: The weight is not as described.
 
     Notes:
-        Cost: one copy.
+        Cost: one copy; two if the last panel is filled up.
 
     Source:
         Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008.
@@ -71,29 +74,37 @@ def pack_weight(weight: Tensor) -> Tensor:
             f"of {IN_FEATURES_UNIT}, got {list(weight.shape)}"
         )
         raise ValueError(msg)
-    in_features = weight.shape[1]
-    padded = functional.pad(weight, (0, 0, 0, -weight.shape[0] % PANEL_FEATURES))
-    if weight.dtype == torch.bfloat16:
-        pairs = padded.view(-1, PANEL_FEATURES, in_features // 2, 2)
-        return pairs.transpose(1, 2).clone(memory_format=torch.contiguous_format)
-    panels = padded.view(-1, PANEL_FEATURES, in_features).transpose(1, 2)
-    return panels.clone(memory_format=torch.contiguous_format)
+    out_features, in_features = weight.shape
+    if out_features % PANEL_FEATURES != 0:
+        weight = functional.pad(weight, (0, 0, 0, -out_features % PANEL_FEATURES))
+    pairs = [in_features // 2, 2] if weight.dtype == torch.bfloat16 else [in_features]
+    rows = weight.reshape(-1, PANEL_FEATURES, *pairs)
+    return rows.transpose(1, 2).clone(memory_format=torch.contiguous_format)
 
 
 def unpack_weight(panels: Tensor, *, out_features: int) -> Tensor:
     """Give back what `pack_weight` was given.
 
     Args:
-        panels: From `pack_weight`, perhaps converted to another dtype since.
+        panels: From `pack_weight`, perhaps converted to another dtype since; or a weight that is in
+            rows already.
         out_features: Rows of the weight.
 
     Returns:
-        A new tensor ``[out_features, in_features]``.
+        ``[out_features, in_features]`` in the dtype of `panels`: a new tensor, or the given one if
+        that was in rows.
 
     Notes:
         Cost: one copy.
+
+    Example:
+        See `pack_weight`.
     """
-    return panels.transpose(1, 2).flatten(2).flatten(0, 1)[:out_features]
+    if panels.dim() == 2:
+        return panels
+    rows = panels.transpose(1, 2)  # [num_panels, 16, in_features], or in pairs
+    weight = panels.new_empty(rows.shape).copy_(rows)
+    return weight.flatten(2).flatten(0, 1)[:out_features]
 
 
 def features_of_panels(panels: Tensor, features: Tensor) -> Tensor:
@@ -101,18 +112,33 @@ def features_of_panels(panels: Tensor, features: Tensor) -> Tensor:
 
     Args:
         panels: From `pack_weight`.
-        features: ``[n]`` int64.
+        features: ``[n]`` int64, rows of the weight; others are not told from what fills up the last
+            panel.
 
     Returns:
-        A new tensor ``[n, in_features]``.
+        A new tensor ``[n, in_features]`` in the dtype of `panels`.
+
+    Raises:
+        IndexError: A feature is beyond the last panel.
 
     Notes:
         Cost: one pass over the result; elements come from a line of memory each.
+
+    Example:
+        >>> import torch
+        >>> from paged_kv.weight_panels import features_of_panels, pack_weight
+        >>> weight = torch.randn(40, 32)
+        >>> found = features_of_panels(pack_weight(weight), torch.tensor([39, 0]))
+        >>> torch.equal(found, weight[[39, 0]])
+        True
     """
     panel = features.div(PANEL_FEATURES, rounding_mode="floor")
     return panels[panel, :, features.remainder(PANEL_FEATURES)].flatten(1)
 
 
 def is_in_panels(weight: Tensor) -> bool:
-    """Whether it is as `pack_weight` gives it, of a dtype for which it has that shape."""
+    """Whether it is as `pack_weight` gives it.
+
+    Panels that were converted to another dtype are not: bfloat16 has a shape of its own.
+    """
     return weight.dim() == (4 if weight.dtype == torch.bfloat16 else 3)

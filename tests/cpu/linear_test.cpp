@@ -5,6 +5,7 @@
 
 #include "element_values.h"
 #include "ops/cpu/isa/select.h"
+#include "sixteen_lanes.h"
 #include "test_threads.h"
 
 #include <cmath>
@@ -18,6 +19,7 @@
 namespace paged_kv::cpu {
 namespace {
 
+using testing::attention_kernels_to_test;
 using testing::bits_of;
 using testing::element_value;
 using testing::kBackwardsRunner;
@@ -131,15 +133,17 @@ struct Product {
 };
 
 TEST(Linear, IsTheProductForAnyShape) {
-  for (const InstructionSet& set : available_instruction_sets()) {
-    SCOPED_TRACE(set.attention->name);
+  for (const AttentionKernels* kernels : attention_kernels_to_test()) {
+    SCOPED_TRACE(kernels->name);
     for (const std::int64_t rows : {1, 2, 3, 4, 5, 6, 7, 23, 25, 130}) {
       for (const std::int64_t in : {16, 80}) {
         for (const std::int64_t out : {1, 2, 15, 16, 33, 48, 49, 193}) {
           SCOPED_TRACE(::testing::Message() << rows << " rows, " << in << " to " << out);
           Product product(rows, in, out, ElementType::kFloat, ElementType::kFloat);
-          product.run(*set.attention, kSerialRunner);
-          product.expect_right();
+          for (const bool has_bias : {false, true}) {
+            product.run(*kernels, kSerialRunner, has_bias);
+            product.expect_right(has_bias);
+          }
         }
       }
     }
@@ -147,15 +151,15 @@ TEST(Linear, IsTheProductForAnyShape) {
 }
 
 TEST(Linear, TakesAllFloatTypes) {
-  for (const InstructionSet& set : available_instruction_sets()) {
+  for (const AttentionKernels* kernels : attention_kernels_to_test()) {
     for (const ElementType x_type : kFloatTypes) {
       for (const ElementType weight_type : kFloatTypes) {
-        SCOPED_TRACE(::testing::Message() << set.attention->name << static_cast<int>(x_type)
-                                          << static_cast<int>(weight_type));
+        SCOPED_TRACE(::testing::Message()
+                     << kernels->name << static_cast<int>(x_type) << static_cast<int>(weight_type));
         Product product(7, 48, 70, x_type, weight_type);
-        product.run(*set.attention, kSerialRunner, false);
+        product.run(*kernels, kSerialRunner, false);
         product.expect_right(false);
-        product.run(*set.attention, kSerialRunner);
+        product.run(*kernels, kSerialRunner);
         product.expect_right();
       }
     }
@@ -194,20 +198,24 @@ TEST(Linear, ResultsAreRoundedToTheTypeOfTheOutput) {
   }
 }
 
-// Alone, among others, on several threads.
+// Alone, among others, on several threads, written where results belong (without a bias) or not.
 TEST(Linear, ARowHasTheSameBitsInAnyCall) {
-  for (const InstructionSet& set : available_instruction_sets()) {
-    SCOPED_TRACE(set.attention->name);
-    Product all(70, 160, 200, ElementType::kFloat, ElementType::kBFloat16);
-    all.run(*set.attention, kSerialRunner);
-    for (const std::int64_t rows : {1, 2, 3, 4, 5, 6, 24, 69}) {
-      for (const ThreadRunner& runner : {kSerialRunner, kBackwardsRunner, kFourThreadsRunner}) {
-        Product some(rows, 160, 200, ElementType::kFloat, ElementType::kBFloat16);
-        some.run(*set.attention, runner);
-        EXPECT_EQ(std::memcmp(some.results.data(), all.results.data(),
-                              some.results.size() * sizeof(float)),
-                  0)
-            << rows << " rows";
+  for (const AttentionKernels* kernels : attention_kernels_to_test()) {
+    for (const ElementType type : kFloatTypes) {
+      for (const bool has_bias : {false, true}) {
+        SCOPED_TRACE(::testing::Message() << kernels->name << static_cast<int>(type) << has_bias);
+        Product all(70, 160, 192, ElementType::kFloat, type);
+        all.run(*kernels, kSerialRunner, has_bias);
+        for (const std::int64_t rows : {1, 2, 3, 4, 5, 6, 24, 69}) {
+          for (const ThreadRunner& runner : {kSerialRunner, kBackwardsRunner, kFourThreadsRunner}) {
+            Product some(rows, 160, 192, ElementType::kFloat, type);
+            some.run(*kernels, runner, has_bias);
+            EXPECT_EQ(std::memcmp(some.results.data(), all.results.data(),
+                                  some.results.size() * sizeof(float)),
+                      0)
+                << rows << " rows";
+          }
+        }
       }
     }
   }
@@ -217,15 +225,15 @@ TEST(Linear, ARowHasTheSameBitsInAnyCall) {
 // and rows both end with less than a whole one.
 TEST(Linear, ManyRowsGoOverTheWeightInChunks) {
   constexpr std::int64_t kOut = 53;
-  for (const InstructionSet& set : available_instruction_sets()) {
+  for (const AttentionKernels* kernels : attention_kernels_to_test()) {
     for (const auto& [in, num_rows] : {std::pair{576, 133}, {4096, 77}}) {
       for (const ElementType type : {ElementType::kFloat, ElementType::kBFloat16}) {
-        SCOPED_TRACE(::testing::Message() << set.attention->name << " " << in);
+        SCOPED_TRACE(::testing::Message() << kernels->name << " " << in);
         Product all(num_rows, in, kOut, type, type);
-        all.run(*set.attention, kFourThreadsRunner);
+        all.run(*kernels, kFourThreadsRunner);
         all.expect_right();
         Product some(17, in, kOut, type, type);
-        some.run(*set.attention, kBackwardsRunner);
+        some.run(*kernels, kBackwardsRunner);
         EXPECT_EQ(std::memcmp(some.results.data(), all.results.data(),
                               some.results.size() * sizeof(float)),
                   0);

@@ -88,7 +88,7 @@ def test_an_engine_profiles_where_a_share_is_given(tiny_llama, monkeypatch):
 def test_plain_mistakes_are_told_before_anything_is_measured(
     tiny_llama, monkeypatch, arguments, message
 ):
-    def refuse(*_):
+    def refuse(*_, **_options):
         pytest.fail("this takes seconds")
 
     monkeypatch.setattr(memory_profile, "measure_step_bytes", refuse)

@@ -10,6 +10,7 @@ from model._paged_runner import PagedRunner
 from model._tiny_models import hf_logits, make_tiny, random_ids
 from torch.nn import functional
 
+from paged_kv import LLM
 from paged_kv.kv_cache_memory import HUGE_PAGE_BYTES
 from paged_kv.models import load_model
 from paged_kv.models.linear import TILE_ROWS, Linear, in_fixed_tiles
@@ -79,7 +80,7 @@ def test_units_for_16_bits_are_used_unless_bits_must_not_change(
     assert is_in_panels(model.layers[0].mlp.down_proj.weight)
 
 
-def test_panels_are_undone_for_other_dtypes_and_devices():
+def test_panels_are_undone_for_other_dtypes():
     linear = _linear(32, 20, bias=False)
     weight = linear.weight.data.clone()
     lay_in_panels(linear.weight, out_features=20)
@@ -92,6 +93,35 @@ def test_panels_are_undone_for_other_dtypes_and_devices():
     assert torch.equal(linear.plain_weight(), weight.bfloat16())
     lay_in_rows(linear.weight, out_features=20)
     assert torch.equal(linear.weight, weight.bfloat16())
+
+
+@pytest.mark.parametrize("has_units", [False, True])
+def test_a_prepared_model_is_converted(has_units, monkeypatch, tmp_path):
+    """Until it is prepared again it says so."""
+    make_tiny("llama_tied").save_pretrained(tmp_path)
+    model = load_model(tmp_path).model
+    expected = model.weight_slots()["model.embed_tokens.weight"].bfloat16()
+    model.prepare_weights()
+    model.bfloat16()
+    with pytest.raises(RuntimeError, match=r"weight: expected rows, .* torch.bfloat16: call prep"):
+        model.layers[0].mlp.down_proj(torch.randn(5, 96).bfloat16())
+    with pytest.raises(RuntimeError, match="weight: expected rows, or panels on a CPU"):
+        model.embed(torch.tensor([1]))
+    monkeypatch.setattr("paged_kv.models.decoder.has_units_for", lambda _: has_units)
+    model.prepare_weights()
+    assert is_in_panels(model.embed_tokens) != has_units
+    assert torch.equal(model.embed(torch.arange(20)), expected[:20])
+    assert torch.equal(model.weight_slots()["model.embed_tokens.weight"], expected)
+
+
+def test_an_engine_says_that_its_model_is_to_be_batch_invariant(monkeypatch, tmp_path):
+    """So that a CPU's units for 16 bits are left alone."""
+    monkeypatch.setattr("paged_kv.models.decoder.has_units_for", lambda _: True)
+    make_tiny("llama_tied").bfloat16().save_pretrained(tmp_path)
+    for batch_invariant in (False, True):
+        loaded = load_model(tmp_path, dtype=torch.bfloat16)
+        LLM(loaded, num_blocks=8, max_model_len=64, batch_invariant=batch_invariant)
+        assert is_in_panels(loaded.model.embed_tokens) == batch_invariant
 
 
 def test_parameters_in_huge_pages(monkeypatch):
@@ -180,9 +210,13 @@ def test_a_float32_model_of_16_bit_weights(variant, tmp_path, monkeypatch):
     monkeypatch.setattr("paged_kv.models.weight_memory.narrow_if_exact", lambda _: None)
     monkeypatch.setattr("paged_kv.models.decoder.narrow_if_exact", lambda _: None)
     wide.prepare_weights()
-    assert {matrix.dtype for matrix in model.parameters() if is_in_panels(matrix)} == {
-        torch.bfloat16
-    }
+    for module in model.modules():
+        if isinstance(module, Linear):
+            is_for_op = module.plain_weight().shape[1] % IN_FEATURES_UNIT == 0
+            assert is_in_panels(module.weight) == is_for_op
+            assert module.weight.dtype == (torch.bfloat16 if is_for_op else torch.float32)
+    is_head = model.lm_head is None and model.config.hidden_size % IN_FEATURES_UNIT == 0
+    assert is_in_panels(model.embed_tokens) == is_head
     assert {parameter.dtype for parameter in wide.parameters()} == {torch.float32}
     assert model.dtype == wide.dtype == torch.float32
     ids = random_ids(30)

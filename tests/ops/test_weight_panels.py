@@ -47,8 +47,12 @@ def bits(tensor):
 @pytest.mark.parametrize("out_features", [0, 1, 16, 37])
 def test_there_and_back(dtype, out_features):
     weight = numbers(out_features, 48, dtype)
-    unpacked = unpack_weight(pack_weight(weight), out_features=out_features)
+    panels = pack_weight(weight)
+    unpacked = unpack_weight(panels, out_features=out_features)
     assert torch.equal(bits(unpacked), bits(weight))
+    assert unpacked.is_contiguous()
+    panels.zero_()
+    assert torch.equal(bits(unpacked), bits(weight)), "it shares memory with the panels"
 
 
 def test_a_conversion_leaves_panels_that_only_unpack():
@@ -70,6 +74,8 @@ def test_features_are_looked_up(dtype):
     found = features_of_panels(pack_weight(weight), features)
     assert torch.equal(bits(found), bits(weight[features]))
     assert features_of_panels(pack_weight(weight), features[:0]).shape == (0, 32)
+    with pytest.raises(IndexError):
+        features_of_panels(pack_weight(weight), torch.tensor([48]))
 
 
 def test_slices_and_transposes_are_taken():

@@ -2,7 +2,7 @@
 //
 // Products with weight matrices, which are nearly all of a decoder's work besides attention.
 // Weights lie in panels (isa/panel_kernels.h); each element comes from memory once for all rows of
-// the input, or for 64 at least. A row's result has the same bits whatever rows come with it and
+// the input, or for 72 at least. A row's result has the same bits whatever rows come with it and
 // however many threads there are.
 #pragma once
 
@@ -17,10 +17,10 @@ namespace paged_kv::cpu {
 struct LinearParams {
   const AttentionKernels* kernels;
 
-  const void* x;                                         // [num_rows, in_features]
-  const void* weight;                                    // ceil(out_features / 16) panels
-  const void* bias;                                      // [out_features], dense, or null
-  void* out;                                             // [num_rows, out_features]
+  const void* x;       // [num_rows, in_features]
+  const void* weight;  // ceil(out_features / kPanelFeatures) panels
+  const void* bias;    // [out_features], dense, or null
+  void* out;           // [num_rows, out_features]
   ElementType x_type, weight_type, bias_type, out_type;  // of the first three
   std::int64_t x_stride, out_stride;
 

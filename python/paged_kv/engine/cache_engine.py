@@ -31,8 +31,7 @@ class CacheEngine:
     ``nhd`` layout: the heads of a token lie together, which is what attention on a CPU reads
     fastest (docs/kernels.md).
 
-    On a CPU all of it is written once, so that no step waits for pages that the system has yet to
-    find: that took 8 % of the time of prompts. The swap space is taken page by page as it is used.
+    On a CPU pages cost nothing before they are used.
 
     Args:
         kv_cache_config: Groups of layers and where they lie.
@@ -74,8 +73,6 @@ class CacheEngine:
         needed = self.num_swap_bytes + (self.num_bytes if torch.device(device).type == "cpu" else 0)
         _check_memory("KV cache and swap space", needed, "cpu", "use less swap_space_bytes")
         memory = zeros_in_huge_pages((self.num_bytes,), dtype=torch.uint8, device=device)
-        if memory.is_cpu:
-            memory.zero_()
         specs = dict(_layer_specs(kv_cache_config))
         check_kv_scales(kv_scales, specs, kv_cache_dtype)
         one = torch.ones(1, device=device)

@@ -12,7 +12,7 @@ from torch import nn
 from paged_kv._core import FullAttentionSpec, SlidingWindowSpec
 from paged_kv.kv_cache import kv_cache_dtype_str_to_dtype
 from paged_kv.models.layers import HasBuffers, RMSNorm, RotaryEmbedding
-from paged_kv.models.linear import Linear, has_units_for, linear
+from paged_kv.models.linear import Linear, has_units_for, is_in_usable_panels, linear
 from paged_kv.models.weight_memory import (
     lay_in_panels,
     lay_in_rows,
@@ -88,7 +88,7 @@ class DecoderForCausalLM(nn.Module, ABC):
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Look up ``[num_tokens]`` ids: ``[num_tokens, hidden_size]``, a new tensor."""
-        if is_in_panels(self.embed_tokens):
+        if is_in_usable_panels(self.embed_tokens):
             return features_of_panels(self.embed_tokens, input_ids).to(self.dtype)
         return self.embed_tokens.index_select(0, input_ids).to(self.dtype)
 
@@ -111,15 +111,16 @@ class DecoderForCausalLM(nn.Module, ABC):
         units for products in the model's dtype has these from torch, of matrices as they are. On
         other devices they are as they were loaded.
 
-        Call it once the weights are loaded or moved: a conversion of the model puts them elsewhere,
-        and a matrix in panels is for a CPU only. Change weights before.
+        Call it once the weights are loaded, and again after the model is moved or converted. Change
+        weights before.
 
         Args:
             batch_invariant: whether the model is to run so. Then units for its dtype are left
-                alone, since torch's products with them depend on the batch.
+                alone, now and later, since torch's products with them depend on the batch.
 
         Notes:
-            Cost: two copies of the weights, and the largest matrix more in memory while it runs.
+            Cost: two copies of the weights, and up to twice the largest matrix more in memory while
+            it runs.
         """
         packs = batch_invariant or not has_units_for(self.dtype)
         for matrix, out_features in self._matrices():
@@ -130,6 +131,8 @@ class DecoderForCausalLM(nn.Module, ABC):
                 narrow_if_exact(matrix)
             elif packs:
                 lay_in_panels(matrix, out_features=out_features)
+            elif not is_in_panels(matrix):
+                lay_in_rows(matrix, out_features=out_features)
         move_to_huge_pages(self.parameters())
 
     @property
@@ -258,9 +261,11 @@ class DecoderForCausalLM(nn.Module, ABC):
         (`prepare_weights`) are copied instead. Cost: one pass over the layers, and the copies.
         """
         embedding = self.embed_tokens.detach()
-        if embedding.dim() != 2:
-            embedding = unpack_weight(embedding, out_features=self.config.vocab_size)
-        slots = {"model.embed_tokens.weight": embedding}
+        slots = {
+            "model.embed_tokens.weight": unpack_weight(
+                embedding, out_features=self.config.vocab_size
+            )
+        }
         for index, layer in enumerate(self.layers):
             slots.update(_layer_slots(f"model.layers.{index}.", layer, self.config))
         slots["model.norm.weight"] = self.norm.weight.detach()

@@ -16,7 +16,14 @@ from paged_kv.weight_panels import is_in_panels, unpack_weight
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["TILE_ROWS", "Linear", "has_units_for", "in_fixed_tiles", "linear"]
+__all__ = [
+    "TILE_ROWS",
+    "Linear",
+    "has_units_for",
+    "in_fixed_tiles",
+    "is_in_usable_panels",
+    "linear",
+]
 
 TILE_ROWS = 16
 """Rows of each product of `in_fixed_tiles`."""
@@ -54,10 +61,7 @@ class Linear(nn.Module):
 
     def plain_weight(self) -> torch.Tensor:
         """``[out_features, in_features]``: the weight itself, or a copy if it is in panels."""
-        weight = self.weight.detach()
-        return (
-            weight if weight.dim() == 2 else unpack_weight(weight, out_features=self.out_features)
-        )
+        return unpack_weight(self.weight.detach(), out_features=self.out_features)
 
 
 def linear(
@@ -70,8 +74,8 @@ def linear(
 ) -> torch.Tensor:
     """``x @ weight.T + bias``: of weights in panels by :func:`paged_kv.ops.linear`, else by torch.
 
-    The op gives a row the same bits in any batch. torch doesn't, but in the slower tiles that it is
-    given for `batch_invariant`.
+    The op gives a row the same bits in any batch. torch does so only in tiles of one size, which
+    are slower.
 
     Args:
         x: ``[rows, in_features]``.
@@ -83,14 +87,34 @@ def linear(
 
     Returns:
         ``[rows, out_features]`` in the dtype of `x`.
+
+    Raises:
+        RuntimeError: the weight was moved or converted after it was laid in panels.
     """
-    if is_in_panels(weight):
+    if is_in_usable_panels(weight):
         out = x.new_empty(x.shape[0], out_features)
         torch.ops.paged_kv.linear(out, x, weight, bias)
         return out
     if batch_invariant:
         return in_fixed_tiles(lambda tile: functional.linear(tile, weight, bias), x)
     return functional.linear(x, weight, bias)
+
+
+def is_in_usable_panels(weight: torch.Tensor) -> bool:
+    """Whether the op takes `weight`; if not, it is in rows.
+
+    Raises:
+        RuntimeError: it is in panels that were moved or converted since.
+    """
+    if weight.dim() == 2:
+        return False
+    if is_in_panels(weight) and weight.is_cpu:
+        return True
+    msg = (
+        f"weight: expected rows, or panels on a CPU; got panels that were moved to {weight.device} "
+        f"or converted to {weight.dtype}: call prepare_weights() after that"
+    )
+    raise RuntimeError(msg)
 
 
 def in_fixed_tiles(

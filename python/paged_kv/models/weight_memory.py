@@ -25,27 +25,27 @@ _CHUNK_BYTES = 64 << 20
 
 
 def lay_in_panels(parameter: nn.Parameter, *, out_features: int) -> None:
-    """Keep a matrix as :func:`paged_kv.ops.linear` takes it, if that takes it and is on its device.
+    """Keep a matrix as :func:`paged_kv.ops.linear` takes it, if there is a form that it takes.
 
     Args:
-        parameter: ``[out_features, in_features]`` or in panels. Its data are replaced.
+        parameter: ``[out_features, in_features]`` or in panels, on a CPU. Its data are replaced.
         out_features: rows of the matrix.
 
     Notes:
-        Cost: two copies, none if it is in panels already.
+        Cost: up to three copies, none if it is in panels already.
     """
     if is_in_panels(parameter):
         return
     lay_in_rows(parameter, out_features=out_features)
-    if parameter.is_cpu and parameter.shape[1] % IN_FEATURES_UNIT == 0:
+    in_features = parameter.shape[1]
+    if in_features > 0 and in_features % IN_FEATURES_UNIT == 0:
         narrow_if_exact(parameter)
         parameter.data = pack_weight(parameter)
 
 
 def lay_in_rows(parameter: nn.Parameter, *, out_features: int) -> None:
     """Keep a matrix as ``[out_features, in_features]``: what `lay_in_panels` did is undone."""
-    if parameter.dim() != 2:
-        parameter.data = unpack_weight(parameter, out_features=out_features)
+    parameter.data = unpack_weight(parameter.data, out_features=out_features)
 
 
 def narrow_if_exact(parameter: nn.Parameter) -> None:

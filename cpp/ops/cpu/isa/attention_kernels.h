@@ -8,9 +8,9 @@
 // linker keeps for the whole library, and crash where the instruction set is missing.
 //
 // Numerics: all arithmetic is float32. Element d of a product is summed in lane d % lanes, the
-// lanes as a tree; weighted values are summed key by key. How many rows a call handles changes no
-// bit of any row. Instruction sets differ in the number of lanes and in fused multiply-adds, thus
-// in bits.
+// lanes as a tree; weighted values are summed key by key, weights in panels element by element. How
+// many rows a call handles changes no bit of any row. Instruction sets differ in the number of
+// lanes and in fused multiply-adds, thus in bits.
 #pragma once
 
 #include "ops/cpu/element_type.h"

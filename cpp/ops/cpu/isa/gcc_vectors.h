@@ -43,7 +43,7 @@ struct GccVectors {
   static constexpr bool kTakesAsHalf = false;
   using Vec = typename VectorOf<float, kNumLanes>::type;
   using IntVec = typename VectorOf<std::int32_t, kNumLanes>::type;
-  static constexpr int kPanelSums = 4;
+  static constexpr int kPanelSums = 4;  // each may take several registers
 
   [[gnu::always_inline]] static Vec broadcast(float x) { return x - Vec{}; }
   [[gnu::always_inline]] static Vec fma(Vec a, Vec b, Vec c) { return a * b + c; }

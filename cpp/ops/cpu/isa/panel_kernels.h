@@ -14,7 +14,8 @@ namespace paged_kv::cpu {
 
 // Rows of a weight (features of the output) in a panel.
 inline constexpr int64_t kPanelFeatures = 16;
-// The length of a weight's rows is a multiple of it.
+// The length of a weight's rows is a multiple of it: the lanes of the widest instruction set, as
+// rows of 16-bit inputs are widened by whole vectors.
 inline constexpr int64_t kPanelInputsUnit = 16;
 
 // Panels of a weight, one after the other. Element i of feature f is element (i, f) of a panel of

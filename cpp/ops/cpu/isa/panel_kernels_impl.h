@@ -21,6 +21,7 @@ struct PanelKernelsFor {
   static constexpr int kTurn = 8;
   static_assert(kPanelInputsUnit % kTurn == 0);
 
+  // Enough for any number of registers: these are 18 vectors of sums with one a panel.
   static constexpr int kMaxRows = 6;
   static constexpr int kMaxPanels = 3;
 
@@ -54,7 +55,8 @@ struct PanelKernelsFor {
     }
   }
 
-  // Adds elements [i + kOffset, i + kTurn) of the input by kPanels panels, for kRows rows.
+  // Adds elements [i + kOffset, i + kTurn) of the input by kPanels panels, for kRows rows. By
+  // recursion, since kOffset decides how weights are loaded.
   template <ElementType kType, int kOffset, int kRows, int kPanels>
   [[gnu::always_inline]] static void add_elements(const float* const (&x)[kRows], int64_t i,
                                                   const char* const (&panels)[kPanels],
