@@ -96,8 +96,8 @@ def linear(out: Tensor, x: Tensor, panels: Tensor, bias: Tensor | None = None) -
     """``out = x @ weight.T + bias``, summed in float32 and rounded once. CPU only.
 
     A row's result has the same bits whatever rows come with it and however many threads there are
-    (which does not hold for ``torch.nn.functional.linear``). The weight is read where it lies, once
-    a call; memory in huge pages (:func:`paged_kv.kv_cache_memory.zeros_in_huge_pages`) is read
+    (which does not hold for ``torch.nn.functional.linear``). The weight is read once for 72 rows or
+    more; memory in huge pages (:func:`paged_kv.kv_cache_memory.zeros_in_huge_pages`) is read
     faster.
 
     Args:

@@ -21,7 +21,7 @@ constexpr std::int64_t kRowsAtATime = 24;
 // second-level cache, or in the third where rows are long. Fewer rows would read the weight too
 // often.
 constexpr std::int64_t kChunkBytes = 192 * 1024;
-constexpr std::int64_t kMinChunkRows = 72;
+constexpr std::int64_t kMinChunkRows = 3 * kRowsAtATime;
 // Fewer rows leave the weight to the processor's own prefetcher, which sees that it lies in order
 // and keeps up.
 constexpr std::int64_t kMinRowsToFetch = 3;

@@ -55,7 +55,7 @@ def narrow_if_exact(parameter: nn.Parameter) -> None:
     products have the same bits as before, read half of the memory and, with few rows, take little
     more than half of the time.
 
-    Does nothing without AVX2, where widening takes longer than it saves.
+    Does nothing without AVX2, which has instructions that widen float16.
 
     Args:
         parameter: ``[out_features, in_features]``. Its data are replaced: what is written to it
