@@ -126,9 +126,9 @@ TEST(Allocations, TheSecondPartitionedAttentionMakesNone) {
 }
 
 TEST(Allocations, TheSecondProductMakesNone) {
-  constexpr std::int64_t kRows = 3, kIn = 64, kOut = 96;
+  constexpr std::int64_t kRows = 3, kIn = 64, kOut = 100;
   const std::vector<std::byte> x(index(kRows * kIn) * sizeof(float));
-  const std::vector<std::byte> weight(index(kOut * kIn) * sizeof(float));
+  const std::vector<std::byte> weight(index(round_up(kOut, kPanelFeatures) * kIn) * sizeof(float));
   std::vector<float> out(index(kRows * kOut));
   for (const ElementType x_type : testing::kFloatTypes) {
     for (const ElementType weight_type : testing::kFloatTypes) {

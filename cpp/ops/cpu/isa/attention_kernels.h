@@ -27,10 +27,6 @@ namespace paged_kv::cpu {
 // Keys that one call handles at most, and the row length of `logits`.
 inline constexpr int64_t kTileKeys = 64;
 
-// A multiple of it is whole blocks of keys for any number of queries: less leaves some over, which
-// take longer.
-inline constexpr int64_t kWholeBlocksOfKeys = 24;
-
 // Rows of keys or of values, one pointer a token: `size` elements each, dense, size a multiple of
 // AttentionKernels::lanes. Only [begin, end) of the tokens is read.
 struct TokenRows {

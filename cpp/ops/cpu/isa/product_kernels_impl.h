@@ -16,6 +16,9 @@ struct ProductKernelsFor {
   using Vec = typename V::Vec;
   using Floats = FloatVectors<V>;
   static constexpr int64_t kLanes = V::kLanes;
+  // A multiple of it is whole blocks of keys for any number of queries: less leaves some over,
+  // which take longer.
+  static constexpr int64_t kWholeBlocksOfKeys = 24;
 
   // The products of kRows queries and kKeys keys; each load of a key serves all queries. They come
   // query by query, kTileKeys apart, but those of four queries key by key: one store a key.
