@@ -3,8 +3,8 @@
 
 Each case is timed in one run in turns, on ``torch.get_num_threads()`` threads each:
 
-* ours: `paged_kv.ops.paged_attention_varlen`, with the cache in the layout ``nhd`` (a few rows show
-  ``hnd``, and `paged_attention_v1` on ``vllm``);
+* ours: `paged_kv.ops.paged_attention_varlen`, with the cache in the layout ``panels`` (a few rows
+  show ``nhd`` and ``hnd``, and `paged_attention_v1` on ``vllm``);
 * with ``--peer vllm``, its CPU attention in a second process (`peer_vllm_attention`);
 * SDPA on contiguous keys and values. Of a quantised cache it reads the bf16 numbers;
 * of a quantised cache: ours on a bf16 cache;
@@ -32,6 +32,7 @@ from attention_inputs import KV_SCALE, check, make_inputs, make_sdpa, may_stay_c
 from cases import DECODE, MIXED, PREFILL
 from machine_probe import Bound, fma_sampler, read_sampler
 from paged_kv import allocate_kv_cache
+from paged_kv.testing import to_layout
 from peer import Peer
 from timing import Row, call_sampler, take_turns
 
@@ -118,7 +119,12 @@ def make_ours(inputs: Inputs) -> Attention:
 def _varlen(inputs: Inputs) -> Attention:
     case = inputs.case
     key_cache, value_cache = _allocate(case)
-    inputs.fill((key_cache.transpose(1, 2), value_cache.transpose(1, 2)))
+    if case.layout == "panels":
+        key, value = _filled_hnd(inputs)
+        key_cache.copy_(to_layout(key, "panels", is_key=True))
+        value_cache.copy_(to_layout(value, "panels", is_key=False))
+    else:
+        inputs.fill((key_cache.transpose(1, 2), value_cache.transpose(1, 2)))
     out = torch.empty_like(inputs.query)
     kv_scale = None if case.kv_cache_dtype == "auto" else _kv_scale(case)
 
@@ -143,13 +149,10 @@ def _varlen(inputs: Inputs) -> Attention:
 
 def _x_packed(inputs: Inputs) -> Attention:
     case = inputs.case
-    x = 16 // case.cache_dtype.itemsize
-    shape = (case.num_blocks, case.num_kv_heads, case.block_size, case.head_size)
-    key, value = (torch.zeros(shape, dtype=case.cache_dtype) for _ in range(2))
-    inputs.fill((key, value))
+    key, value = _filled_hnd(inputs)
     key_cache, value_cache = _allocate(case)
-    key_cache.copy_(key.unflatten(3, (-1, x)).transpose(2, 3))
-    value_cache.copy_(value.transpose(2, 3))
+    key_cache.copy_(to_layout(key, "vllm", is_key=True))
+    value_cache.copy_(to_layout(value, "vllm", is_key=False))
     out = torch.empty_like(inputs.query)
     kv_scale = _kv_scale(case)
     max_seq_len = int(inputs.seq_lens.max())
@@ -163,6 +166,15 @@ def _x_packed(inputs: Inputs) -> Attention:
         return out
 
     return call, (key_cache, value_cache)
+
+
+def _filled_hnd(inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """Keys and values in hnd, as ``[num_blocks, block_size, num_kv_heads, head_size]``."""
+    case = inputs.case
+    shape = (case.num_blocks, case.num_kv_heads, case.block_size, case.head_size)
+    key, value = (torch.zeros(shape, dtype=case.cache_dtype) for _ in range(2))
+    inputs.fill((key, value))
+    return key.transpose(1, 2), value.transpose(1, 2)
 
 
 def _allocate(case: AttentionCase) -> tuple[Tensor, Tensor]:

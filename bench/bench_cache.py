@@ -35,6 +35,7 @@ def _rows_as_they_are(num_samples: int) -> Iterator[Row]:
         case.num_blocks, case.num_kv_heads, case.head_size // x, case.block_size, x
     )
     packed_value = torch.zeros(case.num_blocks, case.num_kv_heads, case.head_size, case.block_size)
+    panels = paged_kv.allocate_kv_cache(*flash.shape[1:], dtype=key.dtype, layout="panels")
     num_bytes = 2 * key.nbytes
     plain_copy = _plain_copy(num_bytes)
     torch.manual_seed(0)
@@ -45,6 +46,15 @@ def _rows_as_they_are(num_samples: int) -> Iterator[Row]:
             f"reshape_and_cache_flash, {name}",
             lambda s=slot_mapping: paged_kv.ops.reshape_and_cache_flash(
                 key, value, flash[0], flash[1], s, "auto", SCALE, SCALE
+            ),
+            plain_copy,
+            num_bytes,
+            num_samples,
+        )
+        yield _row(
+            f"reshape_and_cache_flash into panels, {name}",
+            lambda s=slot_mapping: paged_kv.ops.reshape_and_cache_flash(
+                key, value, *panels, s, "auto", SCALE, SCALE
             ),
             plain_copy,
             num_bytes,

@@ -26,7 +26,7 @@ class AttentionCase:
     dtype: torch.dtype = torch.float32
     block_size: int = 16
     kv_cache_dtype: str = "auto"
-    layout: str = "nhd"
+    layout: str = "panels"
 
     @property
     def cache_dtype(self) -> torch.dtype:
@@ -63,7 +63,7 @@ class AttentionCase:
         shape = f"B{self.num_seqs} H{self.num_heads}/{self.num_kv_heads} D{self.head_size}"
         cache = "" if self.kv_cache_dtype == "auto" else f" {self.kv_cache_dtype}"
         blocks = "" if self.block_size == 16 else f" block {self.block_size}"
-        layout = "" if self.layout == "nhd" else f" {self.layout}"
+        layout = "" if self.layout == "panels" else f" {self.layout}"
         lengths = f"q{_range(self.query_len)} kv{_range(self.seq_len)}"
         return f"{shape} {lengths} {dtype}{cache}{blocks}{layout}"
 
@@ -155,7 +155,7 @@ DECODE = [
     *(each for case in _DECODE_FP32 for each in _in_every_dtype(case)),
     *(each for case in _IN_LARGE_BLOCKS for each in _in_every_dtype(case)),
     *_in_fp32_and_bf16([_ONE_LONG]),
-    *_in_fp32_and_bf16([replace(_DECODE_FP32[0], layout=name) for name in ("hnd", "vllm")]),
+    *_in_fp32_and_bf16([replace(_DECODE_FP32[0], layout=name) for name in ("nhd", "hnd", "vllm")]),
 ]
 PREFILL = _in_fp32_and_bf16(
     [

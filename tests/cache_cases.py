@@ -64,8 +64,19 @@ def make_caches(layout, *, block_size, num_kv_heads, head_size, dtype, num_block
         return [random_bits(b, s, h, d, dtype=dtype) for _ in range(2)]
     if layout == "hnd":
         return [random_bits(b, h, s, d, dtype=dtype).transpose(1, 2) for _ in range(2)]
+    if layout == "panels":
+        x = 2 if dtype == torch.bfloat16 else 1
+        return [
+            random_bits(b, h, s // 16, d // x, 16, x, dtype=dtype),
+            random_bits(b, h, s // 16, d // 16, 16 // x, 16, x, dtype=dtype),
+        ]
     assert layout == "slices"
     return list(random_bits(b, h, s, 2 * d, dtype=dtype).transpose(1, 2).split(d, dim=-1))
+
+
+def has_layout(backend, layout, *sizes):
+    """Panels are for CPUs, and for sizes (of blocks and heads) that are multiples of 16."""
+    return layout != "panels" or (backend == "cpu" and all(size % 16 == 0 for size in sizes))
 
 
 def permuted_slots(num_tokens, num_slots, padding=0):

@@ -4,6 +4,7 @@
 // that follow from them.
 #pragma once
 
+#include "ops/cache_panels_checks.h"
 #include "ops/cpu/paged_attention.h"
 #include "ops/element_types.h"
 #include "ops/tensor_checks.h"
@@ -40,7 +41,13 @@ inline void check_attention_scale(double scale) {
 // Binds num_blocks, block_size and num_kv_heads. `dtype` is the query's.
 inline void check_cache(const Tensor& key_cache, const Tensor& value_cache,
                         KvCacheDtype kv_cache_dtype, ScalarType dtype, NamedSizes& sizes) {
-  if (key_cache.dim() == 5) {
+  if (key_cache.dim() == kKeyPanelsNumDims) {
+    check_cache_dtype(check(key_cache, "key_cache", sizes), kv_cache_dtype, dtype);
+    check_cache_dtype(check(value_cache, "value_cache", sizes), kv_cache_dtype, dtype);
+    const std::int64_t x = panel_x(float_dtype(dtype), kv_cache_dtype);
+    check_key_panels(key_cache, "key_cache", x, sizes);
+    check_value_panels(value_cache, "value_cache", x, sizes);
+  } else if (key_cache.dim() == 5) {
     const std::int64_t head_size = sizes["head_size"];
     const auto x = static_cast<std::int64_t>(16 / key_cache.element_size());
     PAGED_KV_CHECK(head_size % x == 0, "key_cache: this layout needs a head_size that is a ",
@@ -104,8 +111,22 @@ inline constexpr CacheDims kPackedValueDims{.token = 3, .head = 1, .element = 2}
       .dim_stride = cache.stride(dims.element) * element_bytes,
       .chunk_size = cache.size(dims.element),
       .chunk_stride = dims.chunk < 0 ? 0 : cache.stride(dims.chunk) * element_bytes,
+      .group_stride = 0,
       .scale = scale,
   };
+}
+
+// Of a cache in panels, after check_cache().
+[[nodiscard]] inline cpu::CacheSide panels_side(const Tensor& cache, std::int64_t head_size,
+                                                KvScale scale) {
+  const auto element_bytes = static_cast<std::int64_t>(cache.element_size());
+  cpu::CacheSide side{};
+  side.data = static_cast<const std::byte*>(cache.const_data_ptr());
+  side.block_stride = cache.stride(0) * element_bytes;
+  side.head_stride = cache.stride(1) * element_bytes;
+  side.group_stride = kPanelTokens * head_size * element_bytes;
+  side.scale = scale;
+  return side;
 }
 
 // The scales of a cache that is not quantised are not used.
@@ -119,10 +140,15 @@ inline void set_tensors(cpu::PagedAttentionParams& params, const Tensor& out, co
                         const Tensor& key_cache, const Tensor& value_cache,
                         KvCacheDtype kv_cache_dtype, CacheScales scales, const NamedSizes& sizes) {
   if (kv_cache_dtype == KvCacheDtype::kAuto) scales = {};
-  const bool is_packed = key_cache.dim() == 5;
   params.cache_type = cache_element_type(kv_cache_dtype, query);
-  params.key = cache_side(key_cache, is_packed ? kPackedKeyDims : kNhdDims, scales.key);
-  params.value = cache_side(value_cache, is_packed ? kPackedValueDims : kNhdDims, scales.value);
+  if (key_cache.dim() == kKeyPanelsNumDims) {
+    params.key = panels_side(key_cache, sizes["head_size"], scales.key);
+    params.value = panels_side(value_cache, sizes["head_size"], scales.value);
+  } else {
+    const bool is_packed = key_cache.dim() == 5;
+    params.key = cache_side(key_cache, is_packed ? kPackedKeyDims : kNhdDims, scales.key);
+    params.value = cache_side(value_cache, is_packed ? kPackedValueDims : kNhdDims, scales.value);
+  }
   params.query_type = element_type(query);
   params.query = query.const_data_ptr();
   params.query_token_stride = query.stride(0);

@@ -4,6 +4,7 @@
 // Values (lengths, starts, block ids) are checked by the CPU's kernel, which can read them.
 #pragma once
 
+#include "ops/cache_panels_checks.h"
 #include "ops/params/gather_cache.h"
 #include "ops/tensor_checks.h"
 #include "ops/tensor_views.h"
@@ -13,13 +14,25 @@
 
 namespace paged_kv {
 
-[[nodiscard]] inline GatherCacheParams checked_gather_cache(
-    OpDevice device, KvCacheDtype kv_cache_dtype, const Tensor& cache, const Tensor& out,
-    const Tensor& block_tables, const Tensor& cu_seq_lens, const std::optional<Tensor>& seq_starts,
-    const std::optional<Tensor>& scale) {
-  NamedSizes sizes(device);
+[[nodiscard]] inline CachePanels panels_of(const Tensor& cache) {
+  switch (cache.dim()) {
+    case kKeyPanelsNumDims:
+      return CachePanels::kKeys;
+    case kValuePanelsNumDims:
+      return CachePanels::kValues;
+    default:
+      return CachePanels::kNone;
+  }
+}
+
+// Binds num_blocks, block_size, num_kv_heads and head_size, some of them to those of `out`, and
+// checks the dtypes.
+inline void check_gathered(const Tensor& cache, const Tensor& out, KvCacheDtype kv_cache_dtype,
+                           CachePanels panels, NamedSizes& sizes) {
   const TensorCheck check_of_cache = check(cache, "cache", sizes);
-  check_of_cache.shape({"num_blocks", "block_size", "num_kv_heads", "head_size"});
+  if (panels == CachePanels::kNone) {
+    check_of_cache.shape({"num_blocks", "block_size", "num_kv_heads", "head_size"});
+  }
   const TensorCheck check_of_out = check(out, "out", sizes);
   check_of_out.shape({"num_out_tokens", "num_kv_heads", "head_size"}).writable();
   if (kv_cache_dtype == KvCacheDtype::kAuto) {
@@ -29,6 +42,19 @@ namespace paged_kv {
     check_of_out.dtype_in({ScalarType::Float, ScalarType::Half, ScalarType::BFloat16});
     check_cache_dtype(check_of_cache, kv_cache_dtype, out.scalar_type());
   }
+  const std::int64_t x = panel_x(float_dtype(out), kv_cache_dtype);
+  if (panels == CachePanels::kKeys) check_key_panels(cache, "cache", x, sizes);
+  if (panels == CachePanels::kValues) check_value_panels(cache, "cache", x, sizes);
+}
+
+[[nodiscard]] inline GatherCacheParams checked_gather_cache(
+    OpDevice device, KvCacheDtype kv_cache_dtype, const Tensor& cache, const Tensor& out,
+    const Tensor& block_tables, const Tensor& cu_seq_lens, const std::optional<Tensor>& seq_starts,
+    const std::optional<Tensor>& scale) {
+  NamedSizes sizes(device);
+  const CachePanels panels = panels_of(cache);
+  const bool has_panels = panels != CachePanels::kNone;
+  check_gathered(cache, out, kv_cache_dtype, panels, sizes);
   check(block_tables, "block_tables", sizes)
       .shape({"num_seqs", "max_blocks"})
       .dtype(ScalarType::Int);
@@ -54,15 +80,17 @@ namespace paged_kv {
           .num_kv_heads = sizes["num_kv_heads"],
           .head_size = sizes["head_size"],
           .block_stride = cache.stride(0),
-          .offset_stride = cache.stride(1),
-          .cache_strides = {.head = cache.stride(2), .dim = cache.stride(3)},
+          .offset_stride = has_panels ? 0 : cache.stride(1),
+          .cache_strides = {.head = cache.stride(has_panels ? 1 : 2),
+                            .dim = has_panels ? 0 : cache.stride(3)},
           .num_out_tokens = sizes["num_out_tokens"],
           .out_token_stride = out.stride(0),
           .out_strides = {.head = out.stride(1), .dim = out.stride(2)},
           .element_size = static_cast<std::int64_t>(out.element_size()),
           .dtype = float_dtype(out),
           .kv_cache_dtype = kv_cache_dtype,
-          .scale = kv_scale};
+          .scale = kv_scale,
+          .panels = panels};
 }
 
 }  // namespace paged_kv

@@ -4,6 +4,7 @@
 // device. Slots are checked by the CPU's kernels, which can read them.
 #pragma once
 
+#include "ops/cache_panels_checks.h"
 #include "ops/params/reshape_and_cache.h"
 #include "ops/tensor_checks.h"
 #include "ops/tensor_views.h"
@@ -97,6 +98,41 @@ inline void check_new_tokens(const WriterArguments& args, NamedSizes& sizes) {
           .num_kv_heads = sizes["num_kv_heads"],
           .head_size = sizes["head_size"],
           .x = x,
+          .element_size = static_cast<std::int64_t>(args.key.element_size()),
+          .dtype = float_dtype(args.key),
+          .kv_cache_dtype = kv_cache_dtype,
+          .k_scale = k_scale,
+          .v_scale = v_scale};
+}
+
+[[nodiscard]] inline PanelsCache panels_cache(const Tensor& cache) {
+  return {.data = cache.mutable_data_ptr(),
+          .block_stride = cache.stride(0),
+          .head_stride = cache.stride(1)};
+}
+
+// The writer of caches in panels, which is the CPU's.
+[[nodiscard]] inline ReshapeAndCachePanelsParams checked_reshape_and_cache_panels(
+    KvCacheDtype kv_cache_dtype, const WriterArguments& args) {
+  NamedSizes sizes(OpDevice::kCpu);
+  check_new_tokens(args, sizes);
+  const KvScale k_scale = check_scale(args.k_scale, "k_scale", sizes);
+  const KvScale v_scale = check_scale(args.v_scale, "v_scale", sizes);
+  const ScalarType dtype = args.key.scalar_type();
+  check_cache_dtype(check(args.key_cache, "key_cache", sizes), kv_cache_dtype, dtype);
+  check_cache_dtype(check(args.value_cache, "value_cache", sizes), kv_cache_dtype, dtype);
+  const std::int64_t x = panel_x(float_dtype(args.key), kv_cache_dtype);
+  check_key_panels(args.key_cache, "key_cache", x, sizes).writable();
+  check_value_panels(args.value_cache, "value_cache", x, sizes).writable();
+  return {.key = new_tokens(args.key),
+          .value = new_tokens(args.value),
+          .key_cache = panels_cache(args.key_cache),
+          .value_cache = panels_cache(args.value_cache),
+          .slot_mapping = vector_view<const std::int64_t>(args.slot_mapping),
+          .num_blocks = sizes["num_blocks"],
+          .block_size = sizes["block_size"],
+          .num_kv_heads = sizes["num_kv_heads"],
+          .head_size = sizes["head_size"],
           .element_size = static_cast<std::int64_t>(args.key.element_size()),
           .dtype = float_dtype(args.key),
           .kv_cache_dtype = kv_cache_dtype,

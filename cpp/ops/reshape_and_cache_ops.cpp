@@ -24,11 +24,14 @@ void reshape_and_cache_flash(const Tensor& key, const Tensor& value, const Tenso
                              const Tensor& value_cache, const Tensor& slot_mapping,
                              const std::string& kv_cache_dtype, const Tensor& k_scale,
                              const Tensor& v_scale) {
-  cpu::reshape_and_cache_flash(
-      checked_reshape_and_cache_flash(
-          OpDevice::kCpu, parse_kv_cache_dtype(kv_cache_dtype, OpDevice::kCpu),
-          {key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale}),
-      kTorchRunner);
+  const KvCacheDtype cache_dtype = parse_kv_cache_dtype(kv_cache_dtype, OpDevice::kCpu);
+  const WriterArguments args{key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale};
+  if (key_cache.dim() == kKeyPanelsNumDims) {
+    return cpu::reshape_and_cache_panels(checked_reshape_and_cache_panels(cache_dtype, args),
+                                         kTorchRunner);
+  }
+  cpu::reshape_and_cache_flash(checked_reshape_and_cache_flash(OpDevice::kCpu, cache_dtype, args),
+                               kTorchRunner);
 }
 
 }  // namespace

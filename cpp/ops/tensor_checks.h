@@ -200,9 +200,9 @@ class TensorCheck {
              device == OpDevice::kCpu ? ", int8" : "", "; got '", kv_cache_dtype, "'"));
 }
 
-// Of a tensor that was checked to be Float, Half or BFloat16.
-[[nodiscard]] inline FloatDtype float_dtype(const Tensor& tensor) {
-  switch (tensor.scalar_type()) {
+// Of a tensor or type that was checked to be Float, Half or BFloat16.
+[[nodiscard]] inline FloatDtype float_dtype(ScalarType type) {
+  switch (type) {
     case ScalarType::Half:
       return FloatDtype::kHalf;
     case ScalarType::BFloat16:
@@ -210,6 +210,9 @@ class TensorCheck {
     default:
       return FloatDtype::kFloat;
   }
+}
+[[nodiscard]] inline FloatDtype float_dtype(const Tensor& tensor) {
+  return float_dtype(tensor.scalar_type());
 }
 
 // `dtype`: of the query, or of the new keys.

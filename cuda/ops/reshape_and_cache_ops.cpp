@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/ops/current_stream.h"
 #include "ops/boxed.h"
+#include "ops/cache_panels_checks.h"
 #include "ops/registration.h"
 #include "ops/reshape_and_cache_checks.h"
 #include "paged_kv/cuda/reshape_and_cache.h"
@@ -25,6 +26,8 @@ void reshape_and_cache_flash_op(const Tensor& key, const Tensor& value, const Te
                                 const Tensor& value_cache, const Tensor& slot_mapping,
                                 const std::string& kv_cache_dtype, const Tensor& k_scale,
                                 const Tensor& v_scale) {
+  refuse_panels(key_cache, "key_cache");
+  refuse_panels(value_cache, "value_cache");
   const ReshapeAndCacheFlashParams params = checked_reshape_and_cache_flash(
       kOpDevice, parse_kv_cache_dtype(kv_cache_dtype, OpDevice::kCuda),
       {key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale});

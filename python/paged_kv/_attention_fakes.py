@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 import torch
 
 import paged_kv._library  # noqa: F401  (defines the ops)
+from paged_kv._cache_panels import KEY_PANELS_NUM_DIMS
 from paged_kv._fake_checks import (
     FLOAT_DTYPES,
     NamedSizes,
     check_cache_dtype,
     check_dtype,
     check_kv_cache_dtype,
+    check_panels,
 )
 
 if TYPE_CHECKING:
@@ -35,15 +37,8 @@ def _check_query(out: Tensor, query: Tensor, sizes: NamedSizes) -> None:
     )
 
 
-def _check_cache(
-    key_cache: Tensor,
-    value_cache: Tensor,
-    kv_cache_dtype: str,
-    dtype: torch.dtype,
-    sizes: NamedSizes,
-) -> None:
-    check_cache_dtype(key_cache, "key_cache", kv_cache_dtype, dtype)
-    check_cache_dtype(value_cache, "value_cache", kv_cache_dtype, dtype)
+def _check_strided_cache(key_cache: Tensor, value_cache: Tensor, sizes: NamedSizes) -> None:
+    """Of every layout but panels."""
     if key_cache.dim() == 5:
         x = 16 // key_cache.element_size()
         torch._check(
@@ -61,6 +56,22 @@ def _check_cache(
         key_dims = value_dims = ["num_blocks", "block_size", "num_kv_heads", "head_size"]
     sizes.check(key_cache, "key_cache", *key_dims)
     sizes.check(value_cache, "value_cache", *value_dims)
+
+
+def _check_cache(
+    key_cache: Tensor,
+    value_cache: Tensor,
+    kv_cache_dtype: str,
+    dtype: torch.dtype,
+    sizes: NamedSizes,
+) -> None:
+    check_cache_dtype(key_cache, "key_cache", kv_cache_dtype, dtype)
+    check_cache_dtype(value_cache, "value_cache", kv_cache_dtype, dtype)
+    if key_cache.dim() == KEY_PANELS_NUM_DIMS:
+        check_panels(key_cache, "key_cache", sizes, is_key=True)
+        check_panels(value_cache, "value_cache", sizes, is_key=False)
+    else:
+        _check_strided_cache(key_cache, value_cache, sizes)
     torch._check(
         sizes["num_heads"] % sizes["num_kv_heads"] == 0,
         lambda: (

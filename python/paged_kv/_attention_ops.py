@@ -53,10 +53,13 @@ def paged_attention_varlen(
         query: ``[num_tokens, num_heads, head_size]``, f32/f16/bf16, last dim dense; may be a slice
             of a fused qkv tensor. ``head_size`` <= 256.
         key_cache: ``[num_blocks, block_size, num_kv_heads, head_size]`` of any strides (hnd is a
-            transposed view), or x-packed ``[num_blocks, num_kv_heads, head_size / x, block_size,
-            x]``, x = 16 bytes of elements. Dtype of ``query``.
+            transposed view), x-packed ``[num_blocks, num_kv_heads, head_size / x, block_size,
+            x]``, x = 16 bytes of elements, or, on the CPU, panels: ``[num_blocks, num_kv_heads,
+            block_size / 16, head_size / x, 16, x]``, x = 2 for bfloat16, else 1. Dtype of
+            ``query``.
         value_cache: As ``key_cache``; with an x-packed one
-            ``[num_blocks, num_kv_heads, head_size, block_size]``.
+            ``[num_blocks, num_kv_heads, head_size, block_size]``, with panels ``[num_blocks,
+            num_kv_heads, block_size / 16, head_size / 16, 16 / x, 16, x]``.
         query_start_loc: ``[num_seqs + 1]`` int32, first query of each sequence; starts at 0.
         seq_lens: ``[num_seqs]`` int32, keys of each sequence, this step's tokens included.
         block_tables: ``[num_seqs, max_blocks]`` int32. Entries past a sequence's blocks, and those

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from paged_kv._cache_panels import KEY_PANELS_NUM_DIMS, VALUE_PANELS_NUM_DIMS, from_panels
+
 __all__ = [
     "PARTITION_SIZE",
     "BlockSparsity",
@@ -61,13 +63,15 @@ def gather_keys(key_cache: Tensor, block_table: Tensor, positions: Tensor) -> Te
     """Keys of one sequence at ``positions``: float64 ``[len(positions), num_kv_heads, head_size]``.
 
     Args:
-        key_cache: ``[num_blocks, block_size, num_kv_heads, head_size]`` or x-packed
-            ``[num_blocks, num_kv_heads, head_size / x, block_size, x]``.
+        key_cache: ``[num_blocks, block_size, num_kv_heads, head_size]``, x-packed
+            ``[num_blocks, num_kv_heads, head_size / x, block_size, x]``, or panels.
         block_table: ``[max_blocks]``, the sequence's row.
         positions: ``[n]`` positions in the sequence.
     """
     if key_cache.dim() == 5:
         key_cache = key_cache.permute(0, 3, 1, 2, 4).flatten(3)
+    elif key_cache.dim() == KEY_PANELS_NUM_DIMS:
+        key_cache = from_panels(key_cache)
     return _gather(key_cache, block_table, positions)
 
 
@@ -77,14 +81,16 @@ def gather_values(
     """Values of one sequence at ``positions``; see :func:`gather_keys`.
 
     Args:
-        value_cache: ``[num_blocks, block_size, num_kv_heads, head_size]``, or
-            ``[num_blocks, num_kv_heads, head_size, block_size]`` if ``x_packed``.
+        value_cache: ``[num_blocks, block_size, num_kv_heads, head_size]``,
+            ``[num_blocks, num_kv_heads, head_size, block_size]`` if ``x_packed``, or panels.
         block_table: ``[max_blocks]``, the sequence's row.
         positions: ``[n]`` positions in the sequence.
         x_packed: Whether the key cache is x-packed.
     """
     if x_packed:
         value_cache = value_cache.permute(0, 3, 1, 2)
+    elif value_cache.dim() == VALUE_PANELS_NUM_DIMS:
+        value_cache = from_panels(value_cache)
     return _gather(value_cache, block_table, positions)
 
 

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 import torch
 
 import paged_kv._library  # noqa: F401  (defines the ops)
+from paged_kv._cache_panels import KEY_PANELS_NUM_DIMS, VALUE_PANELS_NUM_DIMS
 from paged_kv._fake_checks import (
     FLOAT_DTYPES,
     NamedSizes,
     check_cache_dtype,
     check_dtype,
     check_kv_cache_dtype,
+    check_panels,
 )
 
 if TYPE_CHECKING:
@@ -90,9 +92,13 @@ def _reshape_and_cache_flash(
 ) -> None:
     sizes = _check_new_tokens(key, value, slot_mapping, kv_cache_dtype)
     dims = ("num_blocks", "block_size", "num_kv_heads", "head_size")
+    has_panels = key_cache.dim() == KEY_PANELS_NUM_DIMS
     for cache, name in ((key_cache, "key_cache"), (value_cache, "value_cache")):
-        sizes.check(cache, name, *dims)
         check_cache_dtype(cache, name, kv_cache_dtype, key.dtype)
+        if has_panels:
+            check_panels(cache, name, sizes, is_key=name == "key_cache")
+        else:
+            sizes.check(cache, name, *dims)
     check_dtype(k_scale, "k_scale", torch.float32)
     check_dtype(v_scale, "v_scale", torch.float32)
 
@@ -139,9 +145,12 @@ def _gather_cache(
 ) -> None:
     sizes = NamedSizes()
     check_dtype(out, "out", *FLOAT_DTYPES)
-    sizes.check(cache, "cache", "num_blocks", "block_size", "num_kv_heads", "head_size")
     check_cache_dtype(cache, "cache", kv_cache_dtype, out.dtype)
     sizes.check(out, "out", "num_out_tokens", "num_kv_heads", "head_size")
+    if cache.dim() in (KEY_PANELS_NUM_DIMS, VALUE_PANELS_NUM_DIMS):
+        check_panels(cache, "cache", sizes, is_key=cache.dim() == KEY_PANELS_NUM_DIMS)
+    else:
+        sizes.check(cache, "cache", "num_blocks", "block_size", "num_kv_heads", "head_size")
     _check(sizes, block_tables, "block_tables", torch.int32, "num_seqs", "max_blocks")
     sizes.bind("num_seqs + 1", sizes["num_seqs"] + 1)
     _check(sizes, cu_seq_lens, "cu_seq_lens", torch.int32, "num_seqs + 1")

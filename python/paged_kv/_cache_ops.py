@@ -97,7 +97,7 @@ def reshape_and_cache_flash(
     k_scale: Tensor,
     v_scale: Tensor,
 ) -> None:
-    """Writes the keys and values of new tokens into a cache of layout ``nhd`` or ``hnd``.
+    """Writes the keys and values of new tokens into a cache of layout nhd, hnd or panels.
 
     Args:
         key: ``[>= num_tokens, num_kv_heads, head_size]``, f32/f16/bf16. Tokens past ``num_tokens``
@@ -106,8 +106,11 @@ def reshape_and_cache_flash(
         key_cache: ``[num_blocks, block_size, num_kv_heads, head_size]``. Dtype of ``key``, or as
             ``kv_cache_dtype`` says. Any strides: an hnd cache is passed as
             ``cache.transpose(1, 2)``, and slices of one tensor that holds keys and values do as
-            well. Must not share memory with ``key``.
-        value_cache: As ``key_cache``.
+            well. Or, on the CPU, panels: ``[num_blocks, num_kv_heads, block_size / 16,
+            head_size / x, 16, x]``, x = 2 for bfloat16 and 1 for other dtypes, contiguous from the
+            third dimension on. Must not share memory with ``key``.
+        value_cache: As ``key_cache``; panels are ``[num_blocks, num_kv_heads, block_size / 16,
+            head_size / 16, 16 / x, 16, x]``.
         slot_mapping: ``[num_tokens]`` int64; slot = block_id * block_size + offset. A negative
             slot is skipped. Slots should be distinct; of equal ones, either token wins, on CUDA
             piece by piece.
@@ -122,13 +125,15 @@ def reshape_and_cache_flash(
         ``key_cache``, ``value_cache``, in the slots named and nowhere else.
 
     Raises:
-        RuntimeError: Shape, dtype or device mismatch, another ``kv_cache_dtype``; on the CPU a slot
-            past the end of the cache. On CUDA, where slots cannot be seen without waiting for the
-            device, such a token is skipped.
+        RuntimeError: Shape, dtype or device mismatch, another ``kv_cache_dtype``, panels that are
+            not contiguous, whose ``head_size`` is not a multiple of 16, or on CUDA; on the CPU a
+            slot past the end of the cache. On CUDA, where slots cannot be seen without waiting for
+            the device, such a token is skipped.
 
     Notes:
         Cost: reads and writes 2 * num_kv_heads * head_size elements a token, in parallel over
-        tokens; at the speed of memcpy where heads are contiguous.
+        tokens; at the speed of memcpy where heads are contiguous. In panels, tokens that follow
+        each other in a group of 16 are written together.
 
     Source:
         vLLM 0.32 reshape_and_cache_flash.
@@ -244,7 +249,8 @@ def gather_cache(
 
     Args:
         cache: Key or value cache, ``[num_blocks, block_size, num_kv_heads, head_size]``, dtype of
-            ``out`` or as ``kv_cache_dtype`` says, any strides (layouts nhd and hnd).
+            ``out`` or as ``kv_cache_dtype`` says, any strides (layouts nhd and hnd). On the CPU
+            also keys or values in panels, see :func:`reshape_and_cache_flash`.
         out: ``[>= cu_seq_lens[-1], num_kv_heads, head_size]``, f32/f16/bf16. Must not share memory
             with ``cache``.
         block_tables: ``[num_seqs, max_blocks]`` int32. Entries that no token needs are not read.

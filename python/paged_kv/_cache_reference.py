@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paged_kv._cache_panels import KEY_PANELS_NUM_DIMS, PANEL_DIMS, PANEL_TOKENS, as_nhd
 from paged_kv._quantization import dequantize_kv, quantize_kv
 
 if TYPE_CHECKING:
@@ -74,16 +75,34 @@ def reshape_and_cache_flash(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> None:
-    """Writes new tokens into an nhd or hnd cache: see ``ops.reshape_and_cache_flash``."""
-    block_size = key_cache.shape[1]
+    """Writes new tokens into an nhd, hnd or panels cache: see ``ops.reshape_and_cache_flash``."""
     key, key_cache = _stored(key, key_cache, kv_cache_dtype, k_scale)
     value, value_cache = _stored(value, value_cache, kv_cache_dtype, v_scale)
+    if key_cache.dim() == KEY_PANELS_NUM_DIMS:
+        _write_panels(key, value, key_cache, value_cache, slot_mapping)
+        return
+    block_size = key_cache.shape[1]
     for token, slot in enumerate(slot_mapping.tolist()):
         if slot < 0:
             continue
         block, offset = divmod(slot, block_size)
         key_cache[block, offset] = key[token]
         value_cache[block, offset] = value[token]
+
+
+def _write_panels(
+    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+) -> None:
+    _, num_kv_heads, num_groups, num_units, _, x = key_cache.shape
+    for token, slot in enumerate(slot_mapping.tolist()):
+        if slot < 0:
+            continue
+        block, offset = divmod(slot, num_groups * PANEL_TOKENS)
+        group, lane = divmod(offset, PANEL_TOKENS)
+        units = key[token].reshape(num_kv_heads, num_units, x)
+        key_cache[block, :, group, :, lane, :] = units
+        chunks = value[token].reshape(num_kv_heads, -1, PANEL_DIMS)
+        value_cache[block, :, group, :, lane // x, :, lane % x] = chunks
 
 
 def copy_blocks(
@@ -113,6 +132,7 @@ def gather_cache(
     scale: Tensor | None = None,
 ) -> None:
     """Reads cached tokens into a contiguous tensor: see ``ops.gather_cache``."""
+    cache = as_nhd(cache)
     block_size = cache.shape[1]
     for seq, (begin, end) in enumerate(pairwise(cu_seq_lens.tolist())):
         start = 0 if seq_starts is None else int(seq_starts[seq])

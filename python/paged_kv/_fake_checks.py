@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paged_kv._cache_panels import PANEL_DIMS, PANEL_TOKENS, panel_shapes
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -20,6 +22,7 @@ __all__ = [
     "check_cache_dtype",
     "check_dtype",
     "check_kv_cache_dtype",
+    "check_panels",
 ]
 
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -48,6 +51,16 @@ class NamedSizes:
         Also that it is on the device of the tensors before it. A real tensor among meta tensors
         ends up here, and an op that then did nothing would leave its outputs unwritten.
         """
+        self.check_device(tensor, name)
+        torch._check(
+            tensor.dim() == len(dims),
+            lambda: f"{name}: expected shape [{', '.join(dims)}], got {list(tensor.shape)}",
+        )
+        for dim, size in zip(dims, tensor.shape, strict=True):
+            self.bind(dim, size, name)
+
+    def check_device(self, tensor: Tensor, name: str) -> None:
+        """Checks that ``tensor`` is on the device of the tensors before it."""
         first_name, device = self._first = self._first or (name, tensor.device.type)
         torch._check(
             tensor.device.type == device,
@@ -56,12 +69,6 @@ class NamedSizes:
                 f"got one on {tensor.device.type}"
             ),
         )
-        torch._check(
-            tensor.dim() == len(dims),
-            lambda: f"{name}: expected shape [{', '.join(dims)}], got {list(tensor.shape)}",
-        )
-        for dim, size in zip(dims, tensor.shape, strict=True):
-            self.bind(dim, size, name)
 
     def bind(self, dim: str, size: _Size, name: str = "") -> None:
         """Binds ``dim`` to ``size``, or checks that it is bound to it already."""
@@ -72,6 +79,10 @@ class NamedSizes:
 
     def __getitem__(self, dim: str) -> _Size:
         return self._sizes[dim]
+
+    def get(self, dim: str, default: _Size) -> _Size:
+        """The size that ``dim`` is bound to; ``default`` if it is not."""
+        return self._sizes.get(dim, default)
 
 
 def check_dtype(tensor: Tensor, name: str, *expected: torch.dtype) -> None:
@@ -95,3 +106,44 @@ def check_cache_dtype(cache: Tensor, name: str, kv_cache_dtype: str, dtype: torc
     """Checks the dtype of a cache; ``dtype`` is that of the query or of the new keys."""
     check_kv_cache_dtype(kv_cache_dtype, cache.device)
     check_dtype(cache, name, *(_CACHE_DTYPES[kv_cache_dtype] or (dtype,)))
+
+
+def check_panels(cache: Tensor, name: str, sizes: NamedSizes, *, is_key: bool) -> None:
+    """Checks the shape of a cache in panels, after its dtype and after head_size was bound.
+
+    Binds num_blocks, num_kv_heads and block_size, which may be bound already. Mirrors
+    cpp/ops/cache_panels_checks.h.
+    """
+    sizes.check_device(cache, name)
+    torch._check(
+        cache.device.type != "cuda",
+        lambda: f"{name}: the layout panels is for CPUs, got shape {list(cache.shape)}",
+    )
+    head_size = sizes["head_size"]
+    torch._check(
+        head_size % PANEL_DIMS == 0,
+        lambda: (
+            f"{name}: this layout needs a head_size that is a multiple of {PANEL_DIMS}, got "
+            f"{head_size}"
+        ),
+    )
+    block_size = sizes.get("block_size", PANEL_TOKENS)
+    torch._check(
+        block_size % PANEL_TOKENS == 0,
+        lambda: (
+            f"{name}: this layout needs a block_size that is a multiple of {PANEL_TOKENS}, got "
+            f"{block_size}"
+        ),
+    )
+    key_shape, value_shape = panel_shapes(1, PANEL_TOKENS, 1, head_size, cache.dtype)
+    panel = (key_shape if is_key else value_shape)[3:]
+    torch._check(
+        cache.dim() == len(panel) + 3 and cache.shape[3:] == panel,
+        lambda: (
+            f"{name}: expected shape [num_blocks, num_kv_heads, block_size/{PANEL_TOKENS}, "
+            f"{', '.join(map(str, panel))}], got {list(cache.shape)}"
+        ),
+    )
+    sizes.bind("num_blocks", cache.shape[0], name)
+    sizes.bind("num_kv_heads", cache.shape[1], name)
+    sizes.bind("block_size", cache.shape[2] * PANEL_TOKENS, name)

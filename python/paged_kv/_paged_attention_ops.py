@@ -43,9 +43,9 @@ def paged_attention_v1(
         query: ``[num_seqs, num_heads, head_size]``, f32/f16/bf16, last dim dense; may be a slice of
             a fused qkv tensor.
         key_cache: x-packed ``[num_blocks, num_kv_heads, head_size / x, block_size, x]``, x = 16
-            bytes of elements. On the CPU the 4-D layouts of
+            bytes of elements. On the CPU the other layouts of
             :func:`paged_kv.ops.paged_attention_varlen` work too.
-        value_cache: ``[num_blocks, num_kv_heads, head_size, block_size]``; 4-D layouts likewise.
+        value_cache: ``[num_blocks, num_kv_heads, head_size, block_size]``; other layouts likewise.
         num_kv_heads: As in the caches.
         scale: Factor of ``q.k``.
         block_tables: ``[num_seqs, max_blocks]`` int32; entries past a sequence's blocks may hold

@@ -75,7 +75,7 @@ def dequantize_kv(cache: Tensor, kv_cache_dtype: str, scale: Tensor, head_dim: i
         kv_cache_dtype: ``fp8`` (= ``fp8_e4m3``), ``fp8_e4m3``, ``fp8_e5m2`` or ``int8``.
         scale: float32, one element or ``[num_kv_heads]``.
         head_dim: The dimension of ``cache`` that counts kv heads: -2 for layouts nhd and hnd, 1
-            for layout vllm.
+            for layouts vllm and panels.
 
     Returns:
         float32, shape of ``cache``.

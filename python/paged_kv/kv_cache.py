@@ -27,8 +27,8 @@ class KVCache:
 
     Attributes:
         key: ``[num_blocks, block_size, num_kv_heads, head_size]`` of any strides; a cache in the
-            ``hnd`` layout is a transposed view. Of the model's dtype, or of the one that
-            :func:`kv_cache_dtype_str_to_dtype` gives.
+            ``hnd`` layout is a transposed view. Or keys in ``panels`` (docs/layouts.md). Of the
+            model's dtype, or of the one that :func:`kv_cache_dtype_str_to_dtype` gives.
         value: As ``key``.
         kv_cache_dtype: ``"auto"``: elements as the model computes them. ``"fp8"`` (=
             ``"fp8_e4m3"``), ``"fp8_e4m3"``, ``"fp8_e5m2"``, ``"int8"``: quantised.

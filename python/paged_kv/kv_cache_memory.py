@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 
+from paged_kv._cache_panels import PANEL_DIMS, PANEL_TOKENS, panel_shapes
+
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["CacheLayout", "allocate_kv_cache", "zeros_in_huge_pages"]
+__all__ = ["CacheLayout", "allocate_kv_cache", "preferred_layout", "zeros_in_huge_pages"]
 
-CacheLayout = Literal["nhd", "hnd", "vllm"]
+CacheLayout = Literal["nhd", "hnd", "vllm", "panels"]
 """The order in which a cache's elements lie (docs/layouts.md)."""
 
 HUGE_PAGE_BYTES = 2 << 20  # of x86-64, and of Arm with pages of 4 KiB
@@ -35,8 +37,8 @@ def allocate_kv_cache(
 ) -> tuple[Tensor, Tensor]:
     """Returns the key cache and the value cache of one layer, all zeros.
 
-    Their memory is that of :func:`zeros_in_huge_pages`. The default layout is the one that
-    attention on a CPU reads fastest.
+    Their memory is that of :func:`zeros_in_huge_pages`. :func:`preferred_layout` says which layout
+    attention on a device reads fastest.
 
     Args:
         num_blocks: Blocks, the null block included.
@@ -45,18 +47,23 @@ def allocate_kv_cache(
         head_size: Elements per head.
         dtype: Element type of the cache: a float type, or torch.uint8 or torch.int8 for a
             quantised cache.
-        layout: ``"nhd"``, ``"hnd"`` or ``"vllm"`` (docs/layouts.md).
+        layout: ``"nhd"``, ``"hnd"``, ``"vllm"`` or ``"panels"``, which is for CPUs
+            (docs/layouts.md).
         device: Where the tensors live.
 
     Returns:
         ``(key_cache, value_cache)``, as the ops take them. Layouts nhd and hnd: both
         ``[num_blocks, block_size, num_kv_heads, head_size]``, in hnd a transposed view. Layout
         vllm: ``[num_blocks, num_kv_heads, head_size / x, block_size, x]`` with x elements in 16
-        bytes, and ``[num_blocks, num_kv_heads, head_size, block_size]``.
+        bytes, and ``[num_blocks, num_kv_heads, head_size, block_size]``. Layout panels:
+        ``[num_blocks, num_kv_heads, block_size / 16, head_size / x, 16, x]`` with x = 2 for
+        bfloat16 and 1 for any other dtype, and ``[num_blocks, num_kv_heads, block_size / 16,
+        head_size / 16, 16 / x, 16, x]``.
 
     Raises:
-        ValueError: A size is below 1, the layout is none of the above, or a head of layout vllm
-            is not a multiple of 16 bytes.
+        ValueError: A size is below 1, the layout is none of the above, a head of layout vllm
+            is not a multiple of 16 bytes, or block_size or head_size of layout panels is not a
+            multiple of 16.
         MemoryError: The system refuses so much memory.
 
     Cost:
@@ -94,11 +101,45 @@ def allocate_kv_cache(
             raise ValueError(msg)
         key_cache = zeros(num_blocks, num_kv_heads, head_size // x, block_size, x)
         return key_cache, zeros(num_blocks, num_kv_heads, head_size, block_size)
+    if layout == "panels":
+        for name, unit in (("block_size", PANEL_TOKENS), ("head_size", PANEL_DIMS)):
+            if sizes[name] % unit != 0:
+                msg = f"{name}: expected a multiple of {unit} for layout panels, got {sizes[name]}"
+                raise ValueError(msg)
+        key_shape, value_shape = panel_shapes(
+            num_blocks, block_size, num_kv_heads, head_size, dtype
+        )
+        return zeros(*key_shape), zeros(*value_shape)
     if layout == "hnd":
         shape = (num_blocks, num_kv_heads, block_size, head_size)
         return zeros(*shape).transpose(1, 2), zeros(*shape).transpose(1, 2)
     shape = (num_blocks, block_size, num_kv_heads, head_size)
     return zeros(*shape), zeros(*shape)
+
+
+def preferred_layout(device: torch.device | str, *, block_size: int, head_size: int) -> CacheLayout:
+    """Returns the layout that attention on ``device`` reads fastest.
+
+    Args:
+        device: Where the cache will live.
+        block_size: Tokens per block.
+        head_size: Elements per head.
+
+    Returns:
+        ``"panels"`` on a CPU, if the layout allows such sizes; else ``"nhd"``, which allows any.
+
+    Cost:
+        O(1).
+
+    Example:
+        >>> from paged_kv.kv_cache_memory import preferred_layout
+        >>> preferred_layout("cpu", block_size=16, head_size=64)
+        'panels'
+        >>> preferred_layout("cpu", block_size=8, head_size=64)
+        'nhd'
+    """
+    has_panels = block_size % PANEL_TOKENS == 0 and head_size % PANEL_DIMS == 0
+    return "panels" if has_panels and torch.device(device).type == "cpu" else "nhd"
 
 
 def zeros_in_huge_pages(

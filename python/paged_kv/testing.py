@@ -12,6 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from paged_kv._cache_panels import (
+    KEY_PANELS_NUM_DIMS,
+    VALUE_PANELS_NUM_DIMS,
+    slots_first,
+    to_panels,
+)
 from paged_kv._quantization import quantize_kv
 
 __all__ = [
@@ -51,8 +57,9 @@ def poison_cache(
         cache: Key or value cache of any layout, floating point; or uint8, the bytes of either
             fp8 format; or int8. Mutated.
         used_slots: int64, any shape: ``block_id * block_size + offset`` of the slots to keep.
-        block_dim: Dimension of ``cache`` that counts blocks.
-        offset_dim: Dimension of ``cache`` that counts the tokens of a block.
+        block_dim: Dimension of ``cache`` that counts blocks. Not used for layout panels.
+        offset_dim: Dimension of ``cache`` that counts the tokens of a block. Not used for layout
+            panels, which has several of them.
 
     Example:
         >>> cache = torch.zeros(2, 4, 1, 1)
@@ -60,8 +67,11 @@ def poison_cache(
         >>> cache.isnan().view(2, 4).int().tolist()
         [[0, 1, 1, 1], [1, 0, 1, 1]]
     """
-    view = cache.movedim((block_dim, offset_dim), (0, 1))
-    unused = torch.ones(view.shape[:2], dtype=torch.bool)
+    if cache.dim() in (KEY_PANELS_NUM_DIMS, VALUE_PANELS_NUM_DIMS):
+        view, num_slot_dims = slots_first(cache), cache.dim() - 3
+    else:
+        view, num_slot_dims = cache.movedim((block_dim, offset_dim), (0, 1)), 2
+    unused = torch.ones(view.shape[:num_slot_dims], dtype=torch.bool)
     unused.view(-1)[used_slots.reshape(-1)] = False
     if view.element_size() == 1:
         view.view(torch.uint8)[unused.to(cache.device)] = _POISON_BYTE
@@ -146,7 +156,7 @@ class AttentionCase:
         num_kv_heads: Heads of the cache.
         head_size: Elements of a head.
         block_size: Tokens a block.
-        layout: ``nhd``, ``hnd`` or ``vllm`` (x-packed).
+        layout: ``nhd``, ``hnd``, ``vllm`` (x-packed) or ``panels``.
         dtype: Of queries and caches.
         causal: As for ``paged_attention_varlen``, and so all that follow.
         sliding_window: 0 = none.
@@ -281,8 +291,9 @@ def to_layout(cache: Tensor, layout: str, *, is_key: bool) -> Tensor:
 
     Args:
         cache: ``[num_blocks, block_size, num_kv_heads, head_size]``.
-        layout: ``nhd``; ``hnd``: the same shape, a transposed view; ``vllm``: x-packed.
-        is_key: In the x-packed layout keys and values differ.
+        layout: ``nhd``; ``hnd``: the same shape, a transposed view; ``vllm``: x-packed;
+            ``panels``.
+        is_key: In the last two layouts keys and values differ.
 
     Raises:
         ValueError: Unknown layout.
@@ -291,8 +302,10 @@ def to_layout(cache: Tensor, layout: str, *, is_key: bool) -> Tensor:
         return cache.clone()
     if layout == "hnd":
         return cache.transpose(1, 2).contiguous().transpose(1, 2)
+    if layout == "panels":
+        return to_panels(cache, is_key=is_key)
     if layout != "vllm":
-        msg = f"layout: expected nhd, hnd or vllm, got {layout!r}"
+        msg = f"layout: expected nhd, hnd, vllm or panels, got {layout!r}"
         raise ValueError(msg)
     if not is_key:
         return cache.permute(0, 2, 3, 1).contiguous()

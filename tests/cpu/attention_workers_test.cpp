@@ -37,6 +37,7 @@ struct Batch {
         .dim_stride = sizeof(float),
         .chunk_size = kHeadSize,
         .chunk_stride = 0,
+        .group_stride = 0,
         .scale = {},
     };
     params.mask = {.causal = true, .sliding_window = 0};

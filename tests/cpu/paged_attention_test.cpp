@@ -93,6 +93,7 @@ struct Problem {
             .dim_stride = kFloat,
             .chunk_size = kHeadSize,
             .chunk_stride = 0,
+            .group_stride = 0,
             .scale = {}};
   }
 };

@@ -101,9 +101,13 @@ class RandomAttention {
     const auto types = kElementTypes;
     cache_type_ = *(types.begin() + random_.between(0, kNumElementTypes - 1));
     query_type_ = *(types.begin() + random_.between(0, kNumFloatTypes - 1));
-    Layout layout = static_cast<Layout>(random_.between(0, 3));
+    Layout layout = static_cast<Layout>(random_.between(0, kNumLayouts - 1));
     const std::int64_t x = 16 / element_size(cache_type_);
     if (layout == Layout::kPacked && sizes_.head_size % x != 0) layout = Layout::kNhd;
+    if (layout == Layout::kPanels) {
+      sizes_.head_size = round_up<std::int64_t>(sizes_.head_size, 16);
+      sizes_.block_size = round_up<std::int64_t>(sizes_.block_size, 16);
+    }
 
     std::int64_t max_blocks = 0, used_blocks = 0;
     for (const std::int32_t len : lens_) {

@@ -16,7 +16,8 @@
 
 namespace paged_kv::cpu::testing {
 
-enum class Layout { kNhd, kHnd, kPacked, kStrided };
+enum class Layout { kNhd, kHnd, kPacked, kStrided, kPanels };
+inline constexpr int kNumLayouts = 5;
 
 class Random {
  public:
@@ -70,13 +71,27 @@ inline std::uint32_t poison_bits(ElementType type) {
   }
 }
 
+// Where dimension d of token t lies in a group of 16 tokens in panels.
+[[nodiscard]] inline std::int64_t index_in_group(ElementType type, bool is_key, std::int64_t t,
+                                                 std::int64_t d) {
+  const std::int64_t x = type == ElementType::kBFloat16 ? 2 : 1;
+  if (is_key) return (d / x * 16 + t) * x + d % x;
+  return d / 16 * 256 + (t / x * 16 + d % 16) * x + t % x;
+}
+
 // Keys or values of one layer.
 struct Side {
   std::vector<std::byte> memory;
   CacheSide view;
   ElementType type;
+  bool is_key;
 
   std::byte* element(std::int64_t block, std::int64_t offset, std::int64_t head, std::int64_t d) {
+    if (view.in_panels()) {
+      return memory.data() + block * view.block_stride + head * view.head_stride +
+             offset / 16 * view.group_stride +
+             index_in_group(type, is_key, offset % 16, d) * element_size(type);
+    }
     return memory.data() + block * view.block_stride + offset * view.token_stride +
            head * view.head_stride + d / view.chunk_size * view.chunk_stride +
            d % view.chunk_size * view.dim_stride;
@@ -96,6 +111,7 @@ inline Side make_side(Layout layout, bool is_key, ElementType type, const Sizes&
   const std::int64_t e = element_size(type);
   Side side{};
   side.type = type;
+  side.is_key = is_key;
   CacheSide& v = side.view;
   v.chunk_size = n.head_size;
   const std::int64_t x = 16 / e;
@@ -128,6 +144,10 @@ inline Side make_side(Layout layout, bool is_key, ElementType type, const Sizes&
       v.head_stride = 2 * n.head_size * e;
       v.token_stride = 2 * n.num_kv_heads * n.head_size * e;
       per_block *= 2;
+      break;
+    case Layout::kPanels:
+      v.group_stride = 16 * n.head_size * e;
+      v.head_stride = n.block_size * n.head_size * e;
       break;
   }
   v.block_stride = per_block * e;

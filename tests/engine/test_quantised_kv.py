@@ -8,10 +8,17 @@ import torch
 from model._tiny_models import make_tiny, random_ids
 
 from paged_kv import SamplingParams
-from paged_kv.engine.kv_scales import calibrate_kv_scales, load_kv_scales, save_kv_scales
+from paged_kv._cache_panels import as_nhd
+from paged_kv.engine.kv_scales import (
+    _largest_of_heads,
+    calibrate_kv_scales,
+    load_kv_scales,
+    save_kv_scales,
+)
 from paged_kv.kv_cache import KVCache
 from paged_kv.metadata import AttentionMetadata
 from paged_kv.models import load_model
+from paged_kv.testing import to_layout
 
 PROMPT = torch.randint(0, 199, (60,), generator=torch.Generator().manual_seed(5)).tolist()
 DTYPES = ["fp8", "fp8_e4m3", "fp8_e5m2", "int8"]
@@ -53,9 +60,19 @@ def test_scales_are_those_of_the_largest_key_and_value_of_each_head(tiny_llama):
     llm.generate(PROMPT, SamplingParams(temperature=0.0, max_tokens=1))
     for name, cache in llm.engine.cache_engine.kv_caches.items():
         for scale, tensor in zip(scales[name], (cache.key, cache.value), strict=True):
-            largest = tensor.abs().amax(dim=(0, 1, 3))
+            largest = as_nhd(tensor).abs().amax(dim=(0, 1, 3))
             assert torch.all(scale * 127 >= largest)
             torch.testing.assert_close(scale, largest * 1.1 / 127, rtol=0.3, atol=0)
+
+
+def test_the_largest_of_each_head_is_found_in_any_layout():
+    cache = torch.randn(4, 16, 2, 32)
+    block_ids, num_tokens = [3, 1], 20
+    expected = cache[block_ids].flatten(0, 1)[:20].abs().amax((0, 2))
+    for layout in ("nhd", "hnd", "panels"):
+        for is_key in (True, False):
+            laid_out = to_layout(cache, layout, is_key=is_key)
+            assert torch.equal(_largest_of_heads(laid_out, block_ids, num_tokens), expected)
 
 
 def test_without_scales_the_engine_finds_some(tiny_llama, exact):

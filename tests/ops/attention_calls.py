@@ -150,7 +150,7 @@ def dequantised(case: AttentionCase, inputs: AttentionInputs) -> AttentionInputs
     """The same inputs, their caches as the kernel sees them."""
     if case.kv_cache_dtype == "auto":
         return inputs
-    head_dim = 1 if case.layout == "vllm" else -2
+    head_dim = 1 if case.layout in ("vllm", "panels") else -2
 
     def values(cache: Tensor, scale: Tensor) -> Tensor:
         return reference.dequantize_kv(cache, case.kv_cache_dtype, scale, head_dim=head_dim)

@@ -12,15 +12,21 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
+from cache_cases import has_layout
 from torch import Tensor
 
 import paged_kv.ops
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 REPO_ROOT = Path(__file__).resolve().parents[2]
 EMULATED_LIBRARY = "build/cpp-release/tests/cuda/paged_kv_emulated_ops.so"
@@ -43,6 +49,15 @@ def has_cuda() -> bool:
 
 DEVICE_BACKENDS = ["emulated", *(["cuda"] if has_cuda() else [])]
 BACKENDS = ["cpu", *DEVICE_BACKENDS]
+
+
+def each_layout(layouts: Sequence[str], **sizes: Sequence[int]) -> pytest.MarkDecorator:
+    """Parameters ``backend``, ``layout`` and those of ``sizes``: all that go together."""
+    names = ["backend", "layout", *sizes]
+    values = itertools.product(BACKENDS, layouts, *sizes.values())
+    return pytest.mark.parametrize(
+        names, [row for row in values if has_layout(*row)], indirect=["backend"]
+    )
 
 
 class Backend:

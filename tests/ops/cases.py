@@ -99,6 +99,7 @@ def decode_cases() -> list[AttentionCase]:
         for dtype in DTYPES
     ]
     cases += _quantised_cases()
+    cases += _in_panels(cases)
     cases.append(
         AttentionCase(
             "long",
@@ -113,6 +114,15 @@ def decode_cases() -> list[AttentionCase]:
     )
     cases.append(AttentionCase("empty", query_lens=(), seq_lens=()))
     return cases
+
+
+def _in_panels(cases: list[AttentionCase]) -> list[AttentionCase]:
+    """Those whose sizes that layout has, in it: it is read by kernels of its own."""
+    return [
+        replace(case, name=f"{case.name}-in-panels", layout="panels")
+        for case in cases
+        if case.block_size % 16 == 0 and case.head_size % 16 == 0
+    ]
 
 
 def _quantised_cases() -> list[AttentionCase]:
@@ -169,7 +179,7 @@ def decode_cases_by_backend() -> list:
     return [
         pytest.param(backend, case, id=f"{backend}-{case}")
         for backend in BACKENDS
-        for case in map(_packed if backend != "cpu" else _as_it_is, decode_cases())
+        for case in (decode_cases() if backend == "cpu" else _decode_cases_of_cuda())
         if has_format(backend, case.kv_cache_dtype)
         and (case.layout != "vllm" or case.head_size % (16 // _element_size(case)) == 0)
     ]
@@ -192,7 +202,8 @@ def _varlen_cases_of_cuda() -> list[AttentionCase]:
     cases = [
         replace(case, layout="nhd") if case.layout == "vllm" else case
         for case in varlen_cases()
-        if has_format("cuda", case.kv_cache_dtype)
+        if case.layout != "panels"
+        and has_format("cuda", case.kv_cache_dtype)
         and case.head_size % 8 == 0
         and not case.name.endswith("-reverse")
         and (case.kv_cache_dtype == "auto" or case.layout != "vllm")
@@ -205,12 +216,8 @@ def _varlen_cases_of_cuda() -> list[AttentionCase]:
     ]
 
 
-def _as_it_is(case: AttentionCase) -> AttentionCase:
-    return case
-
-
-def _packed(case: AttentionCase) -> AttentionCase:
-    return replace(case, layout="vllm")
+def _decode_cases_of_cuda() -> list[AttentionCase]:
+    return [replace(case, layout="vllm") for case in decode_cases() if case.layout != "panels"]
 
 
 def _element_size(case: AttentionCase) -> int:
@@ -297,5 +304,6 @@ def varlen_cases() -> list[AttentionCase]:
         for kv_cache_dtype in ("fp8", "fp8_e5m2", "int8")
         for dtype in DTYPES
     ]
+    cases += _in_panels(cases)
     cases.append(AttentionCase("empty", query_lens=(), seq_lens=()))
     return cases

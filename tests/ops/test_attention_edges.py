@@ -29,7 +29,7 @@ MANY = AttentionCase("many", (1,) * 257, tuple(seq % 40 for seq in range(257)), 
 @pytest.mark.parametrize(
     "case", [LONG, replace(LONG, name="chunks", query_lens=(2, 2)), MANY], ids=str
 )
-@pytest.mark.parametrize("layout", ["nhd", "hnd", "vllm"])
+@pytest.mark.parametrize("layout", ["nhd", "hnd", "vllm", "panels"])
 def test_varlen(case, layout):
     case = replace(case, layout=layout)
     inputs = make_case(case)

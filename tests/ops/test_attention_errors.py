@@ -207,11 +207,13 @@ def any_case(draw, version):
     seq_len = st.integers(0, 80) | st.integers(500, 1100)
     kv_cache_dtype = draw(st.sampled_from(["auto", "fp8", "fp8_e5m2", "int8"]))
     dtype = draw(st.sampled_from(DTYPES))
-    layout = draw(st.sampled_from(["nhd", "hnd", "vllm"]))
-    head_size = draw(st.integers(1, 40))
+    layout = draw(st.sampled_from(["nhd", "hnd", "vllm", "panels"]))
+    head_size, block_size = draw(st.integers(1, 40)), draw(st.integers(1, 20))
     if layout == "vllm":  # whole chunks of 16 bytes
         chunk = 16 if kv_cache_dtype != "auto" else 16 // dtype.itemsize
         head_size = -(-head_size // chunk) * chunk
+    elif layout == "panels":
+        head_size, block_size = (-(-size // 16) * 16 for size in (head_size, block_size))
     num_kv_heads = draw(st.integers(1, 3))
     options = {}
     if is_varlen:
@@ -228,7 +230,7 @@ def any_case(draw, version):
         num_heads=num_kv_heads * draw(st.integers(1, 5)),
         num_kv_heads=num_kv_heads,
         head_size=head_size,
-        block_size=draw(st.integers(1, 20)),
+        block_size=block_size,
         layout=layout,
         dtype=dtype,
         alibi=draw(st.booleans()),

@@ -29,16 +29,21 @@ def useful_threads(case: AttentionCase) -> int:
 
 @pytest.mark.parametrize(
     ("backend", "layout"),
-    [("cpu", "vllm"), *((name, layout) for name in BACKENDS for layout in ("nhd", "hnd"))],
+    [
+        *(("cpu", layout) for layout in ("vllm", "panels")),
+        *((name, layout) for name in BACKENDS for layout in ("nhd", "hnd")),
+    ],
     indirect=["backend"],
 )
 def test_placement_of_blocks(backend, layout):
     """The same keys in other physical blocks, 20 times."""
-    case = AttentionCase("placed", (1, 20), (100, 70), head_size=32, block_size=8, layout=layout)
+    block_size = 16 if layout == "panels" else 8
+    sizes = {"head_size": 32, "block_size": block_size}
+    case = AttentionCase("placed", (1, 20), (100, 70), **sizes, layout=layout)
     assert_placement_changes_no_bit(case, 20, backend)
 
 
-@pytest.mark.parametrize("layout", ["vllm", "nhd", "hnd"])
+@pytest.mark.parametrize("layout", ["vllm", "nhd", "hnd", "panels"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8", "int8"])
 def test_placement_of_blocks_of_any_type(dtype, kv_cache_dtype, layout):
@@ -51,7 +56,7 @@ def test_placement_of_blocks_of_any_type(dtype, kv_cache_dtype, layout):
         (1, 20),
         (70, 1000),
         head_size=32,
-        block_size=8,
+        block_size=16 if layout == "panels" else 8,
         layout=layout,
         dtype=dtype,
         kv_cache_dtype=kv_cache_dtype,
@@ -74,7 +79,10 @@ def assert_placement_changes_no_bit(case, num_placements, backend):
 )
 @pytest.mark.parametrize("window", [0, 45], ids=["", "window"])
 def test_layout(dtype, kv_cache_dtype, window):
-    """In nhd the heads take turns within a tile of keys, elsewhere from tile to tile."""
+    """In nhd the heads take turns within a tile of keys, elsewhere from tile to tile.
+
+    Panels have an order of sums of their own.
+    """
     case = AttentionCase(
         "laid out",
         (1, 20),
@@ -99,10 +107,12 @@ def test_number_of_threads(dtype, kv_cache_dtype):
     types = {"dtype": dtype, "kv_cache_dtype": kv_cache_dtype, "head_size": 64}
     mixed = replace(MIXED, **types)
     decode = replace(DECODE, seq_lens=(3, 64, 2100, 3000), **types)
-    packed = replace(decode, layout="vllm")
+    packed, panels = (replace(decode, layout=name) for name in ("vllm", "panels"))
     for case in (mixed, decode):
         assert useful_threads(case) >= max(NUMBERS_OF_THREADS)
-    mixed_inputs, inputs, packed_inputs = (make_case(case) for case in (mixed, decode, packed))
+    mixed_panels = replace(mixed, layout="panels")
+    cases = (mixed, decode, packed, panels, mixed_panels)
+    mixed_inputs, inputs, packed_inputs, panels_inputs, mixed_panels_inputs = map(make_case, cases)
     results = []
     for num_threads in NUMBERS_OF_THREADS:
         torch.set_num_threads(num_threads)
@@ -114,6 +124,8 @@ def test_number_of_threads(dtype, kv_cache_dtype):
                 *varlen(decode, inputs),
                 v1(decode, inputs),
                 v1(packed, packed_inputs),
+                v1(panels, panels_inputs),
+                *varlen(mixed_panels, mixed_panels_inputs),
                 *(out, *buffers),
                 *(packed_out, *packed_buffers),
             )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cache_cases import DTYPES, ONE, random_bits, same_bits
+from cache_cases import DTYPES, ONE, make_caches, random_bits, same_bits
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -82,37 +82,51 @@ def run_case(draw, op, expect, arguments, tensor_names):
         assert same_bits(arguments[name], wanted[name])
 
 
-def write_case(draw, packed):
+def strided_blocks(draw, cache):
+    """A cache in panels with other strides of its blocks and heads; all others are fixed."""
+    if draw(st.booleans()):
+        cache = cache.transpose(0, 1).contiguous().transpose(0, 1)
+    gaps = draw(st.sampled_from([(), (0,), (1,)]))
+    return torch.stack([cache, cache], dim=gaps[0] + 1).select(gaps[0] + 1, 0) if gaps else cache
+
+
+def write_case(draw, layout):
     dtype = draw(st.sampled_from(DTYPES))
-    x = 16 // dtype.itemsize
-    b, s, h = draw(st.integers(1, 4)), draw(st.integers(1, 9)), draw(st.integers(1, 3))
-    d = x * draw(st.integers(1, 3)) if packed else draw(st.integers(1, 9))
+    b, h = draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    s = 16 * draw(st.integers(1, 2)) if layout == "panels" else draw(st.integers(1, 9))
+    unit = {"vllm": 16 // dtype.itemsize, "panels": 16}.get(layout)
+    d = unit * draw(st.integers(1, 3)) if unit else draw(st.integers(1, 9))
     num_tokens = draw(st.integers(0, b * s))
     slots = torch.tensor(draw(st.permutations(range(b * s)))[:num_tokens], dtype=torch.int64)
     for i in range(num_tokens):
         if draw(st.integers(0, 5)) == 0:
             slots[i] = -draw(st.integers(1, 2**62))
-    if packed:
-        caches = random_bits(b, h, d // x, s, x, dtype=dtype), random_bits(b, h, d, s, dtype=dtype)
-    else:
-        caches = [random_bits(b, s, h, d, dtype=dtype) for _ in range(2)]
+    caches = make_caches(
+        layout, block_size=s, num_kv_heads=h, head_size=d, dtype=dtype, num_blocks=b
+    )
+    restride = strided_blocks if layout == "panels" else strided
     tokens = [
         random_bits(num_tokens + draw(st.integers(0, 2)), h, d, dtype=dtype) for _ in range(2)
     ]
     names = ["key", "value", "key_cache", "value_cache", "slot_mapping"]
-    tensors = [strided(draw, tensor) for tensor in (*tokens, *caches, slots)]
+    tensors = [
+        *(strided(draw, tensor) for tensor in tokens),
+        *(restride(draw, cache) for cache in caches),
+        strided(draw, slots),
+    ]
     return dict(zip(names, tensors, strict=True))
 
 
-@pytest.mark.parametrize("name", ["reshape_and_cache", "reshape_and_cache_flash"])
-def test_writers(name):
+@pytest.mark.parametrize("layout", ["vllm", "nhd", "panels"])
+def test_writers(layout):
+    name = "reshape_and_cache" if layout == "vllm" else "reshape_and_cache_flash"
     op, expect = getattr(ops, name), getattr(reference, name)
 
     @FUZZ
     @given(st.data())
     def check(data):
         draw = data.draw
-        arguments = write_case(draw, packed=name == "reshape_and_cache")
+        arguments = write_case(draw, layout)
         run_case(
             draw,
             lambda **a: op(**a, kv_cache_dtype="auto", k_scale=ONE, v_scale=ONE),
@@ -124,30 +138,40 @@ def test_writers(name):
     check()
 
 
-def gather_case(draw):
+def gather_case(draw, layout):
     dtype = draw(st.sampled_from(DTYPES))
     b, s, h, d = (draw(st.integers(1, 5)) for _ in range(4))
+    restride = strided
+    if layout == "panels":
+        s, d, restride = 16 * s, 16 * d, strided_blocks
     num_seqs, width = draw(st.integers(0, 4)), draw(st.integers(1, 4))
     starts = [draw(st.integers(0, s * width)) for _ in range(num_seqs)]
     lens = [draw(st.integers(0, s * width - start)) for start in starts]
     tables = torch.randint(0, b, (num_seqs, width), dtype=torch.int32)
     out = random_bits(sum(lens) + draw(st.integers(0, 2)), h, d, dtype=dtype)
+    caches = make_caches(
+        layout, block_size=s, num_kv_heads=h, head_size=d, dtype=dtype, num_blocks=b
+    )
+    cache = restride(draw, draw(st.sampled_from(caches)))
     tensors = {
-        "cache": random_bits(b, s, h, d, dtype=dtype),
         "out": out,
         "block_tables": tables,
         "cu_seq_lens": torch.tensor([0, *lens]).cumsum(0).int(),
         "seq_starts": torch.tensor(starts, dtype=torch.int32),
     }
-    return {name: strided(draw, tensor) for name, tensor in tensors.items()}
+    return {"cache": cache} | {name: strided(draw, tensor) for name, tensor in tensors.items()}
 
 
-@FUZZ
-@given(st.data())
-def test_gather_cache(data):
-    draw = data.draw
-    arguments = gather_case(draw)
-    run_case(draw, ops.gather_cache, reference.gather_cache, arguments, list(arguments))
+@pytest.mark.parametrize("layout", ["nhd", "panels"])
+def test_gather_cache(layout):
+    @FUZZ
+    @given(st.data())
+    def check(data):
+        draw = data.draw
+        arguments = gather_case(draw, layout)
+        run_case(draw, ops.gather_cache, reference.gather_cache, arguments, list(arguments))
+
+    check()
 
 
 def copy_case(draw):

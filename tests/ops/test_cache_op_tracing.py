@@ -28,6 +28,15 @@ def quantised_write(layout, kv_cache_dtype, dtype):
     return key, value, *caches, slots, kv_cache_dtype, *scales
 
 
+def gather_arguments(side):
+    """Of a cache in panels: keys (0) or values (1)."""
+    cache = make_caches(
+        "panels", block_size=16, num_kv_heads=2, head_size=32, dtype=torch.bfloat16
+    )[side]
+    out = torch.zeros(18, 2, 32, dtype=torch.bfloat16)
+    return cache, out, int32(3, 1, 2, 0).view(2, 2), int32(0, 17, 18)
+
+
 def table_arguments():
     return torch.arange(12, dtype=torch.int32).view(3, 4), int32(2, -1), int32(1, 2, 3)
 
@@ -38,6 +47,8 @@ CASES = {
     "reshape_and_cache_flash hnd": lambda: write_arguments("hnd"),
     "reshape_and_cache_flash fp8": lambda: quantised_write("nhd", "fp8", torch.uint8),
     "reshape_and_cache_flash int8": lambda: quantised_write("hnd", "int8", torch.int8),
+    "reshape_and_cache_flash panels": lambda: write_arguments("panels"),
+    "reshape_and_cache_flash panels int8": lambda: quantised_write("panels", "int8", torch.int8),
     "reshape_and_cache int8": lambda: quantised_write("vllm", "int8", torch.int8),
     "gather_cache int8": lambda: (
         torch.arange(-64, 64).char().repeat(16).view(4, 8, 2, 32),
@@ -48,6 +59,8 @@ CASES = {
         "int8",
         torch.tensor([0.5, 2.0]),
     ),
+    "gather_cache of keys in panels": lambda: gather_arguments(0),
+    "gather_cache of values in panels": lambda: gather_arguments(1),
     "copy_blocks": lambda: (
         [torch.randn(4, 3), torch.randn(4, 2)],
         [torch.randn(4, 3), torch.randn(4, 2)],

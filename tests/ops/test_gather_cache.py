@@ -16,6 +16,7 @@ from cache_cases import (
     random_bits,
     same_bits,
 )
+from ops.backends import each_layout
 
 from paged_kv import ops, reference
 from paged_kv.testing import ABSURD_BLOCK_ID, poison_cache
@@ -38,31 +39,32 @@ def make_batch(seq_lens, seq_starts, block_size):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("block_size", BLOCK_SIZES)
-@pytest.mark.parametrize("layout", ["nhd", "hnd", "slices"])
+@each_layout(["nhd", "hnd", "slices", "panels"], block_size=BLOCK_SIZES)
 def test_equals_reference(backend, layout, block_size, dtype):
     seq_lens = [5, 0, block_size, block_size + 1, 3 * block_size - 1, 1]
     for seq_starts in ([0] * 6, [3, 7, block_size - 1, block_size, 5, 2 * block_size - 1]):
         tables, cu_seq_lens, num_blocks = make_batch(seq_lens, seq_starts, block_size)
-        cache = make_caches(
+        caches = make_caches(
             layout,
             block_size=block_size,
             num_kv_heads=2,
             head_size=32,
             dtype=dtype,
             num_blocks=num_blocks,
-        )[0]
-        out = random_bits(sum(seq_lens) + 2, 2, 32, dtype=dtype)  # two rows of padding
-        expected = out.clone()
+        )
         starts = int32(*seq_starts) if any(seq_starts) else None
-        reference.gather_cache(cache, expected, tables, cu_seq_lens, starts)
-        backend.gather_cache(cache, out, tables, cu_seq_lens, starts)
-        assert same_bits(out, expected)
+        for cache in caches:
+            out = random_bits(sum(seq_lens) + 2, 2, 32, dtype=dtype)  # two rows of padding
+            expected = out.clone()
+            reference.gather_cache(cache, expected, tables, cu_seq_lens, starts)
+            backend.gather_cache(cache, out, tables, cu_seq_lens, starts)
+            assert same_bits(out, expected)
 
 
-def test_reads_back_what_the_writer_wrote(backend):
+@each_layout(["hnd", "panels"])
+def test_reads_back_what_the_writer_wrote(backend, layout):
     key, value = make_tokens(40, 2, 64, torch.bfloat16)
-    caches = make_caches("hnd", block_size=16, num_kv_heads=2, head_size=64, dtype=torch.bfloat16)
+    caches = make_caches(layout, block_size=16, num_kv_heads=2, head_size=64, dtype=torch.bfloat16)
     tables = int32(4, 1, 2).view(1, 3)
     slots = torch.tensor([(4, 1, 2)[i // 16] * 16 + i % 16 for i in range(40)])
     backend.reshape_and_cache_flash(key, value, *caches, slots, "auto", ONE, ONE)

@@ -12,7 +12,12 @@ import torch
 
 import paged_kv
 from paged_kv import ops
-from paged_kv.kv_cache_memory import HUGE_PAGE_BYTES, allocate_kv_cache, zeros_in_huge_pages
+from paged_kv.kv_cache_memory import (
+    HUGE_PAGE_BYTES,
+    allocate_kv_cache,
+    preferred_layout,
+    zeros_in_huge_pages,
+)
 
 HAS_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage").exists()
 
@@ -44,10 +49,16 @@ def memory_pages():
         ("hnd", torch.bfloat16, (5, 4, 2, 24), (5, 4, 2, 24)),
         ("vllm", torch.float32, (5, 2, 6, 4, 4), (5, 2, 24, 4)),
         ("vllm", torch.float16, (5, 2, 3, 4, 8), (5, 2, 24, 4)),
+        ("panels", torch.float32, (5, 2, 2, 48, 16, 1), (5, 2, 2, 3, 16, 16, 1)),
+        ("panels", torch.float16, (5, 2, 2, 48, 16, 1), (5, 2, 2, 3, 16, 16, 1)),
+        ("panels", torch.bfloat16, (5, 2, 2, 24, 16, 2), (5, 2, 2, 3, 8, 16, 2)),
+        ("panels", torch.int8, (5, 2, 2, 48, 16, 1), (5, 2, 2, 3, 16, 16, 1)),
     ],
 )
 def test_shapes_of_a_cache(layout, dtype, key_shape, value_shape):
-    key_cache, value_cache = allocate_kv_cache(5, 4, 2, 24, dtype=dtype, layout=layout)
+    block_size, head_size = (32, 48) if layout == "panels" else (4, 24)
+    sizes = (5, block_size, 2, head_size)
+    key_cache, value_cache = allocate_kv_cache(*sizes, dtype=dtype, layout=layout)
     assert key_cache.shape == key_shape
     assert value_cache.shape == value_shape
     for cache in (key_cache, value_cache):
@@ -57,7 +68,7 @@ def test_shapes_of_a_cache(layout, dtype, key_shape, value_shape):
         assert contiguous.is_contiguous()
 
 
-@pytest.mark.parametrize("layout", ["nhd", "hnd"])
+@pytest.mark.parametrize("layout", ["nhd", "hnd", "panels"])
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8", "int8"])
 def test_ops_take_a_cache(layout, kv_cache_dtype):
     """Large enough for huge pages; written and read back in its last block."""
@@ -129,10 +140,18 @@ def test_other_devices_get_zeros_of_torch():
         ({"block_size": -1}, "block_size: expected at least 1, got -1"),
         ({"num_kv_heads": 0}, "num_kv_heads: expected at least 1, got 0"),
         ({"head_size": 0}, "head_size: expected at least 1, got 0"),
-        ({"layout": "hdn"}, "layout: expected one of nhd, hnd, vllm; got 'hdn'"),
+        ({"layout": "hdn"}, "layout: expected one of nhd, hnd, vllm, panels; got 'hdn'"),
         (
             {"layout": "vllm", "head_size": 20},
             "head_size: expected a multiple of 8 for layout vllm and torch.float16, got 20",
+        ),
+        (
+            {"layout": "panels", "head_size": 72},
+            "head_size: expected a multiple of 16 for layout panels, got 72",
+        ),
+        (
+            {"layout": "panels", "block_size": 8},
+            "block_size: expected a multiple of 16 for layout panels, got 8",
         ),
     ],
 )
@@ -140,6 +159,21 @@ def test_bad_arguments(changes, message):
     sizes = {"num_blocks": 4, "block_size": 16, "num_kv_heads": 2, "head_size": 64}
     with pytest.raises(ValueError, match=message):
         allocate_kv_cache(**(sizes | {"dtype": torch.float16} | changes))
+
+
+@pytest.mark.parametrize(
+    ("device", "block_size", "head_size", "layout"),
+    [
+        ("cpu", 16, 64, "panels"),
+        (torch.device("cpu"), 48, 80, "panels"),
+        ("cpu", 8, 64, "nhd"),
+        ("cpu", 16, 72, "nhd"),
+        ("cuda", 16, 64, "nhd"),
+        ("cuda:1", 16, 64, "nhd"),
+    ],
+)
+def test_preferred_layout(device, block_size, head_size, layout):
+    assert preferred_layout(device, block_size=block_size, head_size=head_size) == layout
 
 
 def test_more_memory_than_there_is():

@@ -11,6 +11,7 @@ from cache_cases import (
     NUM_BLOCKS,
     ONE,
     QUANTISED_FORMATS,
+    has_layout,
     int32,
     make_caches,
     make_tokens,
@@ -25,10 +26,20 @@ from paged_kv import reference
 from paged_kv.reference import dequantize_kv, quantize_kv
 from paged_kv.testing import ABSURD_BLOCK_ID, poison_cache
 
-LAYOUTS = ["vllm", "nhd", "hnd", "slices"]
+LAYOUTS = ["vllm", "nhd", "hnd", "slices"]  # take any strides
 each_format = pytest.mark.parametrize(
     ("backend", "kv_cache_dtype"), quantised_backends(), indirect=["backend"]
 )
+
+
+def each_format_and_layout(*layouts):
+    rows = [(*param.values, layout) for param in quantised_backends() for layout in layouts]
+    names = ("backend", "kv_cache_dtype", "layout")
+    return pytest.mark.parametrize(
+        names, [row for row in rows if has_layout(row[0], row[2])], indirect=["backend"]
+    )
+
+
 SCALES = {
     "one": (ONE, torch.tensor([0.25])),
     "a head": (torch.tensor([0.5, 3.0]), torch.tensor([1e-3, 0.7])),
@@ -71,8 +82,7 @@ def check_writer(backend, layout, tokens, caches, slots, kv_cache_dtype, scales)
 
 @pytest.mark.parametrize("scales", SCALES.values(), ids=SCALES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@each_format
-@pytest.mark.parametrize("layout", LAYOUTS)
+@each_format_and_layout(*LAYOUTS, "panels")
 def test_writers_equal_reference(backend, layout, kv_cache_dtype, dtype, scales):
     tokens = tokens_of_all_sizes(40, 2, 64, dtype)
     caches = make_caches(
@@ -87,7 +97,7 @@ def test_every_half_is_rounded_once(backend, kv_cache_dtype):
     """All 2^16 bit patterns of a half, NaN payloads and denormals among them."""
     every_half = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.float16)
     tokens = [every_half.view(32, 8, 256), every_half.flip(0).view(32, 8, 256)]
-    for layout in ("nhd", "vllm"):
+    for layout in ("nhd", "vllm", *(["panels"] if has_layout(backend.name, "panels") else [])):
         caches = make_caches(
             layout,
             block_size=16,
@@ -155,30 +165,35 @@ def test_padding_writes_nothing(backend):
 
 @pytest.mark.parametrize("scale", [ONE, torch.tensor([0.3]), torch.tensor([0.3, 2.0])], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@each_format
-@pytest.mark.parametrize("layout", ["nhd", "hnd", "slices"])
+@each_format_and_layout("nhd", "hnd", "slices", "panels")
 def test_gather_equals_reference(backend, layout, kv_cache_dtype, dtype, scale):
-    cache = make_caches(
-        layout, block_size=16, num_kv_heads=2, head_size=40, dtype=QUANTISED_FORMATS[kv_cache_dtype]
-    )[0]
+    head_size = 48 if layout == "panels" else 40
+    caches = make_caches(
+        layout,
+        block_size=16,
+        num_kv_heads=2,
+        head_size=head_size,
+        dtype=QUANTISED_FORMATS[kv_cache_dtype],
+    )
     tables = int32(4, 1, ABSURD_BLOCK_ID, 2, 0, 3).view(2, 3)
     lens, starts = int32(0, 20, 50), int32(3, 10)
-    out = random_bits(51, 2, 40, dtype=dtype)
-    expected = out.clone()
     arguments = (tables, lens, starts, kv_cache_dtype, scale)
-    reference.gather_cache(cache, expected, *arguments)
-    backend.gather_cache(cache, out, *arguments)
-    assert torch.equal(out.isnan(), expected.isnan())
-    assert torch.equal(out[:50].nan_to_num(), expected[:50].nan_to_num())
-    assert same_bits(out[50:], expected[50:])
+    for cache in caches:
+        out = random_bits(51, 2, head_size, dtype=dtype)
+        expected = out.clone()
+        reference.gather_cache(cache, expected, *arguments)
+        backend.gather_cache(cache, out, *arguments)
+        assert torch.equal(out.isnan(), expected.isnan())
+        assert torch.equal(out[:50].nan_to_num(), expected[:50].nan_to_num())
+        assert same_bits(out[50:], expected[50:])
 
 
-@each_format
-def test_gather_reads_back_what_the_writer_wrote(backend, kv_cache_dtype):
+@each_format_and_layout("hnd", "panels")
+def test_gather_reads_back_what_the_writer_wrote(backend, kv_cache_dtype, layout):
     """Unused slots are NaN, or 127; what is read is the tokens, rounded to the cache's grid."""
     tokens = [torch.randn(20, 2, 64, dtype=torch.bfloat16) for _ in range(2)]
     caches = make_caches(
-        "hnd", block_size=16, num_kv_heads=2, head_size=64, dtype=QUANTISED_FORMATS[kv_cache_dtype]
+        layout, block_size=16, num_kv_heads=2, head_size=64, dtype=QUANTISED_FORMATS[kv_cache_dtype]
     )
     slots = torch.tensor([48 + i if i < 16 else i for i in range(20)])
     scales = SCALES["a head"]

@@ -17,10 +17,12 @@ from cache_cases import (
     permuted_slots,
     same_bits,
 )
+from ops.backends import each_layout
 
 from paged_kv import ops, reference
 
-LAYOUTS = ["vllm", "nhd", "hnd", "slices"]
+STRIDED_LAYOUTS = ["vllm", "nhd", "hnd", "slices"]  # take any strides
+LAYOUTS = [*STRIDED_LAYOUTS, "panels"]
 
 
 def writers(backend, layout):
@@ -40,8 +42,7 @@ def check_writer(backend, layout, key, value, caches, slots):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("block_size", BLOCK_SIZES)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@each_layout(LAYOUTS, block_size=BLOCK_SIZES)
 def test_equals_reference(backend, layout, block_size, dtype):
     """Random slots, a run of them in order over block borders, padding in between."""
     key, value = make_tokens(40, 2, 64, dtype)
@@ -54,8 +55,7 @@ def test_equals_reference(backend, layout, block_size, dtype):
 
 
 @pytest.mark.parametrize("num_kv_heads", [1, 3])
-@pytest.mark.parametrize("head_size", HEAD_SIZES)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@each_layout(LAYOUTS, head_size=HEAD_SIZES)
 def test_every_head_size(backend, layout, head_size, num_kv_heads):
     key, value = make_tokens(20, num_kv_heads, head_size, torch.bfloat16)
     caches = make_caches(
@@ -70,7 +70,7 @@ def test_every_head_size(backend, layout, head_size, num_kv_heads):
     )
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@each_layout(LAYOUTS)
 def test_many_tokens_on_many_threads(backend, layout):
     key, value = make_tokens(1500, 4, 64, torch.float16)
     caches = make_caches(
@@ -80,7 +80,7 @@ def test_many_tokens_on_many_threads(backend, layout):
     check_writer(backend, layout, key, value, caches, torch.arange(1500) + 100)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@each_layout(LAYOUTS)
 def test_padding_rows_leave_the_whole_cache_alone(backend, layout):
     """-1 is no index: the last slot of the last block keeps its bits."""
     key, value = make_tokens(7, 2, 64, torch.float32)
@@ -92,7 +92,7 @@ def test_padding_rows_leave_the_whole_cache_alone(backend, layout):
         assert same_bits(cache, wanted)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@each_layout(LAYOUTS)
 def test_token_count_is_that_of_slot_mapping(backend, layout):
     """Key and value may be padded, each on its own; too short a one is refused."""
     op, expect = writers(backend, layout)
@@ -109,7 +109,7 @@ def test_token_count_is_that_of_slot_mapping(backend, layout):
         assert same_bits(cache, wanted)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@each_layout(LAYOUTS)
 def test_strided_inputs(backend, layout):
     """Key and value as slices of a fused projection, dims transposed, slots as a column."""
     caches = make_caches(layout, block_size=16, num_kv_heads=2, head_size=64, dtype=torch.float32)
@@ -126,7 +126,7 @@ def test_strided_inputs(backend, layout):
     check_writer(backend, layout, expanded, expanded, caches, slots)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@each_layout(STRIDED_LAYOUTS)
 def test_cache_with_strided_last_dim(backend, layout):
     key, value = make_tokens(12, 2, 64, torch.float32)
     caches = make_caches(layout, block_size=16, num_kv_heads=2, head_size=64, dtype=torch.float32)
@@ -150,7 +150,7 @@ def test_slot_past_the_end_is_refused_on_the_cpu_before_anything_is_written(layo
         assert same_bits(cache, wanted)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", STRIDED_LAYOUTS)
 def test_slot_past_the_end_is_skipped_on_the_device(device_backend, layout):
     """The host cannot see it there; the tokens beside it are written."""
     key, value = make_tokens(9, 2, 64, torch.float32)
@@ -204,11 +204,11 @@ SLOT_PATTERNS = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("pattern", SLOT_PATTERNS)
-@pytest.mark.parametrize("layout", ["vllm", "hnd"])
+@each_layout(["vllm", "hnd", "panels"])
 def test_slot_patterns(backend, layout, pattern, dtype):
     slots = torch.tensor(SLOT_PATTERNS[pattern])
     key, value = make_tokens(len(slots), 3, 32, dtype)
-    for block_size in (16, 20, 5):  # 80 slots each
+    for block_size in (16, 80) if layout == "panels" else (16, 20, 5):  # 80 slots each
         caches = make_caches(
             layout,
             block_size=block_size,
@@ -221,7 +221,7 @@ def test_slot_patterns(backend, layout, pattern, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@each_layout(LAYOUTS)
 def test_misaligned_tensors(backend, layout, dtype):
     """Addresses and strides that allow no vectors, in one of the tensors at a time."""
     for misaligned in range(4):

@@ -20,6 +20,7 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
   const auto has_heads_side_by_side = [&](const CacheSide& side) {
     return side.head_stride == p.head_size * element && side.head_stride < side.token_stride;
   };
+  if (p.key.in_panels()) return 0;
   if (!has_heads_side_by_side(p.key) || !has_heads_side_by_side(p.value)) return 0;
   const std::uint64_t fitting =
       static_cast<std::uint64_t>(kStripBytes / (p.num_kv_heads * p.head_size * element));
@@ -244,8 +245,9 @@ void AttentionTile::multiply_keys(TokenRows keys, std::int64_t first, std::int64
   if (equal(all, common(strip, common_columns(first, last))) || last - first <= kMinRows) {
     keys.begin = all.begin;
     keys.end = all.end;
-    kernels_.multiply_keys[keys_.type()](
-        {query_ + first * padded_size_, padded_size_, last - first}, keys, logits(first));
+    const auto multiply = keys_.in_panels() ? kernels_.token_panels.multiply_keys[keys_.type()]
+                                            : kernels_.multiply_keys[keys_.type()];
+    multiply({query_ + first * padded_size_, padded_size_, last - first}, keys, logits(first));
     return;
   }
   const std::int64_t middle = first + round_up((last - first) / 2, kMinRows);
@@ -313,8 +315,9 @@ void AttentionTile::add_to_rows(TokenRows values, KeyRange columns, std::int64_t
   if (added.empty()) return;
   values.begin = added.begin;
   values.end = added.end;
-  kernels_.add_values[values_.type()](logits(first), values,
-                                      {rows[first].output, padded_size_, last - first});
+  const auto add = values_.in_panels() ? kernels_.token_panels.add_values[values_.type()]
+                                       : kernels_.add_values[values_.type()];
+  add(logits(first), values, {rows[first].output, padded_size_, last - first});
 }
 
 // Rows of a diagonal, whose columns differ a little: those that all see together, the others alone.

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/cpu/cache_rows.h"
 
+#include "ops/params/cache_panels.h"
+#include "paged_kv/math.h"
+
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <utility>
 
@@ -10,6 +14,7 @@ namespace {
 
 constexpr std::int64_t kTransposedTokens = 8;  // that transpose_rows takes at a time
 static_assert(kTileKeys % kTransposedTokens == 0);
+static_assert(kGroupTokens == kPanelTokens && kPanelFeatures == kPanelDims);
 
 // Beyond so many queries, rows are copied rather than read where they lie.
 constexpr std::int64_t kMaxQueriesInPlace = 16;
@@ -32,6 +37,7 @@ CacheRows::CacheRows(const PagedAttentionParams& params, const CacheSide& side,
 
 CacheRows::Access CacheRows::access() const noexcept {
   const std::int64_t element = element_size(params_.cache_type);
+  if (side_.in_panels()) return Access::kPanels;
   if (side_.dim_stride == element) {
     if (side_.chunk_size != params_.head_size) return Access::kChunked;
     return params_.head_size == padded_size_ ? Access::kWholeVectors : Access::kDense;
@@ -51,11 +57,15 @@ void CacheRows::begin(std::int64_t seq, std::int64_t num_queries) {
                           side_.token_stride == params_.head_size * std::int64_t{sizeof(float)};
   const bool is_direct =
       access_ == Access::kWholeVectors && (num_queries <= kMaxQueriesInPlace || is_compact);
-  in_place_ = is_direct && params_.kernels->multiply_keys[type_] != nullptr;
-  const bool as_half = is_direct && params_.kernels->convert_to_half[type_] != nullptr;
+  const AttentionKernels& kernels = *params_.kernels;
+  in_place_ = in_panels() ? kernels.token_panels.multiply_keys[type_] != nullptr
+                          : is_direct && kernels.multiply_keys[type_] != nullptr;
+  const bool as_half =
+      (is_direct || in_panels()) && params_.kernels->convert_to_half[type_] != nullptr;
   form_ = in_place_ ? params_.cache_type : as_half ? ElementType::kHalf : ElementType::kFloat;
   for (std::int64_t k = 0; k < kTileKeys; ++k) {
-    converted_[k] = reinterpret_cast<std::byte*>(copy_) + k * padded_size_ * element_size(form_);
+    const std::int64_t row = in_panels() ? k / kGroupTokens * kGroupTokens : k;
+    converted_[k] = reinterpret_cast<std::byte*>(copy_) + row * padded_size_ * element_size(form_);
   }
 }
 
@@ -89,6 +99,7 @@ LinesAhead CacheRows::lines_of_next(KeyRange columns, std::int64_t kv_head,
 LinesAhead CacheRows::lines_of(const void* const* tokens, KeyRange columns, std::int64_t kv_head,
                                std::int64_t num_heads) {
   if (columns.empty() || access_ == Access::kStrided) return {};
+  if (in_panels()) return lines_of_groups(tokens, columns, kv_head);
   const bool is_interleaved = access_ == Access::kChunked || access_ == Access::kTransposed;
   const std::int64_t token_bytes = params_.head_size * element_size(params_.cache_type);
   const std::int64_t num_bytes = is_interleaved ? params_.batch.block_size * token_bytes
@@ -107,6 +118,16 @@ LinesAhead CacheRows::lines_of(const void* const* tokens, KeyRange columns, std:
   return LinesAhead::of(ahead_, runs.finish(), num_heads);
 }
 
+LinesAhead CacheRows::lines_of_groups(const void* const* tokens, KeyRange columns,
+                                      std::int64_t kv_head) {
+  const std::int64_t offset = kv_head * side_.head_stride;
+  MemoryRuns runs(ahead_);
+  for (std::int64_t k = columns.begin; k < columns.end; k = (k / kGroupTokens + 1) * kGroupTokens) {
+    runs.add(static_cast<const std::byte*>(tokens[k]) + offset, side_.group_stride);
+  }
+  return LinesAhead::of(ahead_, runs.finish(), 1);
+}
+
 void CacheRows::locate(std::int64_t seq, std::int64_t tile_begin, KeyRange columns,
                        const void** tokens) const {
   const std::int64_t block_size = params_.batch.block_size;
@@ -114,13 +135,19 @@ void CacheRows::locate(std::int64_t seq, std::int64_t tile_begin, KeyRange colum
   std::int64_t offset = (tile_begin + columns.begin) % block_size;
   for (std::int64_t k = columns.begin; k < columns.end; ++block_idx, offset = 0) {
     const std::int64_t block = params_.batch.block_tables(seq, block_idx);
-    const std::byte* token = side_.data + block * side_.block_stride + offset * side_.token_stride;
     const std::int64_t end = std::min(columns.end, k + block_size - offset);
+    if (in_panels()) {
+      const std::byte* group = side_.data + block * side_.block_stride;
+      for (; k < end; ++k) tokens[k] = group + (offset++) / kGroupTokens * side_.group_stride;
+      continue;
+    }
+    const std::byte* token = side_.data + block * side_.block_stride + offset * side_.token_stride;
     for (; k < end; ++k, token += side_.token_stride) tokens[k] = token;
   }
 }
 
 void CacheRows::convert(KeyRange columns, std::int64_t offset_bytes) {
+  if (in_panels()) return convert_groups(columns, offset_bytes);
   const AttentionKernels& kernels = *params_.kernels;
   if (form_ == ElementType::kHalf) {
     kernels.convert_to_half[type_](
@@ -151,12 +178,29 @@ void CacheRows::convert(KeyRange columns, std::int64_t offset_bytes) {
         k -= before;
         break;
       }
+      case Access::kPanels:  // convert_groups()
+        break;
       case Access::kStrided:
         convert_strided(source, target);
         break;
     }
     k += tokens_at_once;
   }
+}
+
+// To binary16, the only form that groups are converted to: element by element, in the order in
+// which they lie.
+void CacheRows::convert_groups(KeyRange columns, std::int64_t offset_bytes) {
+  constexpr std::int64_t kGroups = kTileKeys / kGroupTokens;
+  std::array<const void*, kGroups> groups;
+  const std::int64_t begin = columns.begin / kGroupTokens;
+  const std::int64_t end = ceil_div(columns.end, kGroupTokens);
+  for (std::int64_t g = begin; g < end; ++g) {
+    groups[static_cast<std::size_t>(g)] = tokens_[std::max(columns.begin, g * kGroupTokens)];
+  }
+  params_.kernels->convert_to_half[type_](
+      {groups.data(), begin, end, kGroupTokens * params_.head_size, offset_bytes},
+      reinterpret_cast<std::uint16_t*>(copy_));
 }
 
 void CacheRows::convert_strided(const void* source, float* target) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The keys, or the values, of one tile of tokens as rows that the inner loops can read: in place
-// where the cache holds dense rows of a type that they take, else converted to binary16 (8-bit
-// floats) or to float32.
+// where the cache holds dense rows, or panels, of a type that they take, else converted to binary16
+// (8-bit floats) or to float32.
 #pragma once
 
 #include "ops/cpu/paged_attention.h"
@@ -28,6 +28,8 @@ class CacheRows {
   // The rows of one kv head and of some of the columns turned to, valid until the next rows() or
   // turn_to().
   [[nodiscard]] TokenRows rows(KeyRange columns, std::int64_t kv_head);
+  // Whether they are in panels: then each pointer is that of the token's group.
+  [[nodiscard]] bool in_panels() const noexcept { return access_ == Access::kPanels; }
   // Their index in the kernel tables.
   [[nodiscard]] int type() const noexcept { return static_cast<int>(form_); }
 
@@ -50,6 +52,7 @@ class CacheRows {
     kChunked,       // in chunks of 16 bytes: keys of the x-packed layout
     kTransposed,    // tokens one after the other, eight of them aligned: its values
     kStrided,
+    kPanels,
   };
   static constexpr std::int64_t kNoTile = -1;
 
@@ -59,9 +62,13 @@ class CacheRows {
               const void** tokens) const;
   [[nodiscard]] LinesAhead lines_of(const void* const* tokens, KeyRange columns,
                                     std::int64_t kv_head, std::int64_t num_heads);
+  // Of one head.
+  [[nodiscard]] LinesAhead lines_of_groups(const void* const* tokens, KeyRange columns,
+                                           std::int64_t kv_head);
   // The rows of a head, which lie so far behind those of head 0, into copy_.
   void convert(KeyRange columns, std::int64_t offset_bytes);
   void convert_strided(const void* source, float* target);
+  void convert_groups(KeyRange columns, std::int64_t offset_bytes);
 
   const PagedAttentionParams& params_;
   const CacheSide& side_;

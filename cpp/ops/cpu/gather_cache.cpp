@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/cpu/gather_cache.h"
 
+#include "ops/cpu/panel_tokens.h"
 #include "ops/cpu/token_move.h"
 #include "paged_kv/check.h"
 #include "paged_kv/math.h"
 
+#include <algorithm>
 #include <cstddef>
 
 namespace paged_kv::cpu {
@@ -47,8 +49,10 @@ void check_blocks(const GatherCacheParams& p, std::int64_t seq) {
   }
 }
 
-void gather_range(const GatherCacheParams& p, const ElementConversion& conversion,
-                  const TokenMover& move, std::int64_t begin, std::int64_t end) {
+// move(block, offset, row of out) takes a token there.
+template <class Move>
+void gather_range(const GatherCacheParams& p, const ElementConversion& conversion, Move&& move,
+                  std::int64_t begin, std::int64_t end) {
   const auto* cache = static_cast<const std::byte*>(p.cache);
   auto* out = static_cast<std::byte*>(p.out);
   // The sequence that holds token `begin`: the last one that starts at or before it.
@@ -63,8 +67,7 @@ void gather_range(const GatherCacheParams& p, const ElementConversion& conversio
     }
     const std::int64_t position = seq_start(p, seq) + token - p.cu_seq_lens[seq];
     const std::int64_t block = p.block_tables(seq, position / p.block_size);
-    const std::int64_t element = block * p.block_stride + position % p.block_size * p.offset_stride;
-    move(cache + element * conversion.src_element_size,
+    move(cache + block * p.block_stride * conversion.src_element_size, position % p.block_size,
          out + token * p.out_token_stride * conversion.dst_element_size);
   }
 }
@@ -80,10 +83,24 @@ void gather_cache(const GatherCacheParams& p, const ThreadRunner& runner) {
   }
   const ElementConversion conversion =
       conversion_from_cache(p.kv_cache_dtype, p.scale, p.dtype, p.element_size);
+  const std::int64_t bytes_per_token =
+      p.num_kv_heads * p.head_size * std::max(conversion.src_element_size, p.element_size);
+  const auto gather = [&](auto&& move) {
+    parallel_for(runner, p.cu_seq_lens[num_seqs], copies_per_task(bytes_per_token),
+                 [&](std::int64_t begin, std::int64_t end) {
+                   gather_range(p, conversion, move, begin, end);
+                 });
+  };
+  if (p.panels != CachePanels::kNone) {
+    return gather(PanelTokenMover(p.panels, panel_x(p.dtype, p.kv_cache_dtype), conversion,
+                                  p.num_kv_heads, p.head_size, p.cache_strides.head,
+                                  p.out_strides));
+  }
   const TokenMover move(conversion, p.num_kv_heads, p.head_size, p.cache_strides, p.out_strides);
-  parallel_for(
-      runner, p.cu_seq_lens[num_seqs], copies_per_task(move.bytes_per_token()),
-      [&](std::int64_t begin, std::int64_t end) { gather_range(p, conversion, move, begin, end); });
+  const std::int64_t offset_stride = p.offset_stride * conversion.src_element_size;
+  gather([&](const std::byte* block, std::int64_t offset, std::byte* row) {
+    move(block + offset * offset_stride, row);
+  });
 }
 
 }  // namespace paged_kv::cpu

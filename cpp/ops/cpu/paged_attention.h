@@ -28,7 +28,10 @@ namespace paged_kv::cpu {
 // Largest head size of the attention kernels.
 inline constexpr std::int64_t kMaxHeadSize = 256;
 
-// The keys, or the values, of one layer, in any layout. Dimension d of a token lies at
+// The keys, or the values, of one layer, in any layout. Of groups in panels (layout `panels`,
+// isa/token_panel_kernels.h), group i of a block begins at
+//   block_id * block_stride + kv_head * head_stride + i * group_stride   bytes;
+// of all else, dimension d of a token lies at
 //   block_id * block_stride + offset_in_block * token_stride + kv_head * head_stride
 //     + (d / chunk_size) * chunk_stride + (d % chunk_size) * dim_stride   bytes,
 // where chunk_size is x for the keys of the x-packed layout and head_size for all else.
@@ -36,9 +39,11 @@ struct CacheSide {
   const std::byte* data;
   std::int64_t block_stride, token_stride, head_stride, dim_stride;  // bytes
   std::int64_t chunk_size, chunk_stride;                             // elements, bytes
+  std::int64_t group_stride;                                         // bytes; 0: not in panels
   // An element's value is scale[kv_head] times what is stored; null: what is stored.
   KvScale scale;
 
+  [[nodiscard]] bool in_panels() const noexcept { return group_stride != 0; }
   [[nodiscard]] float scale_of(std::int64_t kv_head) const noexcept {
     return scale.data != nullptr ? scale[kv_head] : 1.0f;
   }

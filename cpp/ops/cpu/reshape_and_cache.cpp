@@ -2,6 +2,7 @@
 #include "ops/cpu/reshape_and_cache.h"
 
 #include "ops/cpu/new_token_rows.h"
+#include "ops/cpu/slot_runs.h"
 #include "ops/cpu/strided_row.h"
 #include "ops/cpu/transpose.h"
 
@@ -34,13 +35,9 @@ struct Tile {
 // The slot of `token` is not negative.
 SlotRun find_run(const ReshapeAndCacheParams& p, std::int64_t token, std::int64_t end) {
   const std::int64_t slot = p.slot_mapping[token];
-  SlotRun run{token, 1, slot / p.block_size, slot % p.block_size};
-  const std::int64_t limit = std::min({end - token, p.block_size - run.offset, kTileTokens});
-  while (run.num_tokens < limit &&
-         p.slot_mapping[token + run.num_tokens] == slot + run.num_tokens) {
-    ++run.num_tokens;
-  }
-  return run;
+  const std::int64_t offset = slot % p.block_size;
+  const std::int64_t limit = std::min({end - token, p.block_size - offset, kTileTokens});
+  return {token, run_length(p.slot_mapping, token, limit), slot / p.block_size, offset};
 }
 
 // Of cache elements with the type T.
@@ -95,10 +92,6 @@ class PackedWriter {
                                  dim * v.dim_stride + run.offset * v.offset_stride)});
   }
 
-  // Rows of the source may lie a multiple of 4 KiB apart, where few of them fit into a first-level
-  // cache at the same time: so each line of 64 bytes is used up before the next one.
-  static constexpr std::int64_t kLineDims = 64 / std::int64_t{sizeof(T)};
-
   // A token's chunk is contiguous in the cache, and the same chunk of the next token follows.
   void write_keys(const Tile& tile) const noexcept {
     const PackedKeyCache& cache = p_.key_cache;
@@ -119,32 +112,16 @@ class PackedWriter {
     }
   }
 
-  // A dim of all tokens is contiguous in the cache, so whole blocks of the tile are transposed in
-  // registers: one store of 16 bytes for as many elements.
   void write_values(const Tile& tile) const noexcept {
-    constexpr std::int64_t kBlock = TransposedBlock<T>::kSize;
     const PackedValueCache& cache = p_.value_cache;
-    const std::int64_t in_blocks = cache.offset_stride == 1 ? tile.num_tokens / kBlock * kBlock : 0;
-    for (std::int64_t dim = 0; dim < tile.num_dims; dim += kLineDims) {
-      const std::int64_t num_dims = std::min(kLineDims, tile.num_dims - dim);
-      for (std::int64_t i = 0; i < in_blocks; i += kBlock) transpose(tile, i, dim, num_dims);
+    const std::int64_t dim_stride = cache.dim_stride * kElementSize;
+    if (cache.offset_stride == 1) {  // a dim of all tokens is contiguous
+      return transpose_rows<T>(tile.rows.data, tile.rows.stride_bytes, tile.num_tokens,
+                               tile.num_dims, tile.dst, dim_stride);
     }
-    for (std::int64_t i = in_blocks; i < tile.num_tokens; ++i) {
+    for (std::int64_t i = 0; i < tile.num_tokens; ++i) {
       copy_strided<kElementSize>(tile.rows.data + i * tile.rows.stride_bytes, kElementSize,
-                                 at(tile.dst, i * cache.offset_stride),
-                                 cache.dim_stride * kElementSize, tile.num_dims);
-    }
-  }
-
-  // The values of as many tokens from `token` on as a block has.
-  void transpose(const Tile& tile, std::int64_t token, std::int64_t first_dim,
-                 std::int64_t num_dims) const noexcept {
-    using Block = TransposedBlock<T>;
-    const std::int64_t dim_stride = p_.value_cache.dim_stride;
-    const std::byte* rows = tile.rows.data + token * tile.rows.stride_bytes;
-    for (std::int64_t dim = first_dim; dim < first_dim + num_dims; dim += Block::kSize) {
-      Block::copy(rows + dim * kElementSize, tile.rows.stride_bytes,
-                  at(tile.dst, dim * dim_stride + token), dim_stride * kElementSize);
+                                 at(tile.dst, i * cache.offset_stride), dim_stride, tile.num_dims);
     }
   }
 

@@ -16,6 +16,8 @@ namespace paged_kv::cpu {
 
 void reshape_and_cache(const ReshapeAndCacheParams& params, const ThreadRunner& runner);
 void reshape_and_cache_flash(const ReshapeAndCacheFlashParams& params, const ThreadRunner& runner);
+void reshape_and_cache_panels(const ReshapeAndCachePanelsParams& params,
+                              const ThreadRunner& runner);
 
 // Throws std::invalid_argument naming the first slot that is >= num_slots.
 void check_slots(VectorView<const std::int64_t> slot_mapping, std::int64_t num_slots);

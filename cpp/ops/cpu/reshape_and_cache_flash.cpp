@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/cpu/reshape_and_cache.h"
+#include "ops/cpu/slot_runs.h"
 #include "ops/cpu/token_move.h"
 #include "paged_kv/check.h"
 
@@ -39,16 +40,6 @@ class FlashWriter {
   TokenMover move_;
 };
 
-// How many slots from `token` on follow each other inside one block. That of `token` is not
-// negative.
-std::int64_t run_length(const ReshapeAndCacheFlashParams& p, std::int64_t token, std::int64_t end) {
-  const std::int64_t slot = p.slot_mapping[token];
-  const std::int64_t limit = std::min(end - token, p.block_size - slot % p.block_size);
-  std::int64_t length = 1;
-  while (length < limit && p.slot_mapping[token + length] == slot + length) ++length;
-  return length;
-}
-
 FlashWriter key_writer(const ReshapeAndCacheFlashParams& p) {
   return {p, p.key, p.key_cache,
           conversion_to_cache(p.dtype, p.element_size, p.kv_cache_dtype, p.k_scale)};
@@ -82,7 +73,9 @@ void reshape_and_cache_flash(const ReshapeAndCacheFlashParams& p, const ThreadRu
                      ++token;
                      continue;
                    }
-                   const std::int64_t length = run_length(p, token, end);
+                   const std::int64_t left_in_block = p.block_size - slot % p.block_size;
+                   const std::int64_t length =
+                       run_length(p.slot_mapping, token, std::min(end - token, left_in_block));
                    key.write(token, length, slot / p.block_size, slot % p.block_size);
                    value.write(token, length, slot / p.block_size, slot % p.block_size);
                    token += length;

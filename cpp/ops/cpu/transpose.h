@@ -3,6 +3,9 @@
 // Transposition of square blocks of elements in 16-byte vectors, which every target has.
 #pragma once
 
+#include "ops/cpu/strided_row.h"
+
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -35,6 +38,16 @@ struct TransposedBlock {
     for (int i = 0; i < kSize; ++i) std::memcpy(dst + i * dst_stride, &rows[i], 16);
   }
 
+  // a[0], b[0], a[1], ...: 32 bytes, of 16 each.
+  static void zip(const std::byte* a, const std::byte* b, std::byte* dst) noexcept {
+    Row rows[2];
+    std::memcpy(&rows[0], a, 16);
+    std::memcpy(&rows[1], b, 16);
+    const Row zipped[2] = {interleave<0>(rows[0], rows[1], kIndices),
+                           interleave<kSize / 2>(rows[0], rows[1], kIndices)};
+    std::memcpy(dst, zipped, 32);
+  }
+
  private:
   static constexpr std::make_integer_sequence<int, kSize> kIndices{};
 
@@ -44,5 +57,32 @@ struct TransposedBlock {
     return __builtin_shufflevector(a, b, (kFirst + kIndex / 2 + kIndex % 2 * kSize)...);
   }
 };
+
+// Element i of row r, which begins at src + r * src_stride, goes to dst + i * dst_stride and there
+// r elements on: whole blocks in registers, one store of 16 bytes for as many elements.
+// num_elements is a multiple of TransposedBlock<T>::kSize; strides are in bytes.
+template <class T>
+void transpose_rows(const std::byte* src, std::int64_t src_stride, std::int64_t num_rows,
+                    std::int64_t num_elements, std::byte* dst, std::int64_t dst_stride) noexcept {
+  using Block = TransposedBlock<T>;
+  constexpr std::int64_t kSize = sizeof(T);
+  // Rows of the source may lie a multiple of 4 KiB apart, where few of them fit into a first-level
+  // cache at the same time: so each line of 64 bytes is used up before the next one.
+  constexpr std::int64_t kLine = 64 / kSize;
+  const std::int64_t in_blocks = num_rows / Block::kSize * Block::kSize;
+  for (std::int64_t line = 0; line < num_elements; line += kLine) {
+    const std::int64_t line_end = std::min(line + kLine, num_elements);
+    for (std::int64_t row = 0; row < in_blocks; row += Block::kSize) {
+      for (std::int64_t i = line; i < line_end; i += Block::kSize) {
+        Block::copy(src + row * src_stride + i * kSize, src_stride,
+                    dst + i * dst_stride + row * kSize, dst_stride);
+      }
+    }
+  }
+  for (std::int64_t row = in_blocks; row < num_rows; ++row) {
+    copy_strided<sizeof(T)>(src + row * src_stride, kSize, dst + row * kSize, dst_stride,
+                            num_elements);
+  }
+}
 
 }  // namespace paged_kv::cpu

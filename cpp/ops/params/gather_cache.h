@@ -11,6 +11,7 @@
 // Source: vLLM csrc/cache_kernels.cu::cp_gather_cache (the contract).
 #pragma once
 
+#include "ops/params/cache_panels.h"
 #include "ops/params/float_dtype.h"
 #include "ops/params/kv_cache_dtype.h"
 #include "ops/params/token_strides.h"
@@ -21,8 +22,8 @@
 namespace paged_kv {
 
 struct GatherCacheParams {
-  const void* cache;                            // [num_blocks, block_size, num_kv_heads, head_size]
-  void* out;                                    // [num_out_tokens, num_kv_heads, head_size]
+  const void* cache;  // [num_blocks, block_size, num_kv_heads, head_size], or panels
+  void* out;          // [num_out_tokens, num_kv_heads, head_size]
   MatrixView<const std::int32_t> block_tables;  // [num_seqs, max_blocks]
   VectorView<const std::int32_t> cu_seq_lens;   // [num_seqs + 1], cu_seq_lens[0] == 0
   VectorView<const std::int32_t> seq_starts;    // [num_seqs]; data == nullptr: all 0
@@ -41,6 +42,8 @@ struct GatherCacheParams {
   FloatDtype dtype = FloatDtype::kFloat;  // of out
   KvCacheDtype kv_cache_dtype = KvCacheDtype::kAuto;
   KvScale scale = {nullptr, 0};
+  // CPU only. Panels have no use for offset_stride and cache_strides.dim.
+  CachePanels panels = CachePanels::kNone;
 };
 
 }  // namespace paged_kv

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Cache writers: put the keys and values of new tokens into their slots.
-//   reshape_and_cache        layout `vllm`: x-packed keys, transposed values
-//   reshape_and_cache_flash  layouts `nhd` and `hnd`, told apart by their strides alone
+//   reshape_and_cache         layout `vllm`: x-packed keys, transposed values
+//   reshape_and_cache_flash   layouts `nhd` and `hnd`, told apart by their strides alone
+//   reshape_and_cache_panels  layout `panels` (cache_panels.h), on the CPU
 //
 // Common contract:
 //   - The token count is slot_mapping.size; key and value may hold more tokens (padding).
@@ -13,6 +14,7 @@
 // Source: vLLM csrc/cache_kernels.cu::reshape_and_cache and reshape_and_cache_flash (the contract).
 #pragma once
 
+#include "ops/params/cache_panels.h"
 #include "ops/params/float_dtype.h"
 #include "ops/params/kv_cache_dtype.h"
 #include "ops/params/token_strides.h"
@@ -85,6 +87,30 @@ struct ReshapeAndCacheParams {
   std::int64_t num_kv_heads;
   std::int64_t head_size;     // a multiple of x
   std::int64_t x;             // 16 bytes' worth of elements of the cache
+  std::int64_t element_size;  // as above, and so the rest
+  FloatDtype dtype = FloatDtype::kFloat;
+  KvCacheDtype kv_cache_dtype = KvCacheDtype::kAuto;
+  KvScale k_scale = {nullptr, 0};
+  KvScale v_scale = {nullptr, 0};
+};
+
+// A cache of panels; those of a head of a block follow each other.
+struct PanelsCache {
+  void* data;
+  std::int64_t block_stride;
+  std::int64_t head_stride;
+};
+
+struct ReshapeAndCachePanelsParams {
+  NewTokens key;
+  NewTokens value;
+  PanelsCache key_cache;
+  PanelsCache value_cache;
+  VectorView<const std::int64_t> slot_mapping;  // [num_tokens]
+  std::int64_t num_blocks;
+  std::int64_t block_size;  // a multiple of kPanelTokens
+  std::int64_t num_kv_heads;
+  std::int64_t head_size;     // a multiple of kPanelDims
   std::int64_t element_size;  // as above, and so the rest
   FloatDtype dtype = FloatDtype::kFloat;
   KvCacheDtype kv_cache_dtype = KvCacheDtype::kAuto;

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from paged_kv import ops
+from paged_kv._cache_panels import panel_shapes
 from paged_kv._core import AttentionSpec, UniformTypeKVCacheSpecs
 from paged_kv.engine.memory import available_memory_bytes
 from paged_kv.kv_cache import KVCache
-from paged_kv.kv_cache_memory import zeros_in_huge_pages
+from paged_kv.kv_cache_memory import preferred_layout, zeros_in_huge_pages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -28,8 +29,7 @@ class CacheEngine:
 
     Layers of different groups share memory as `KVCacheConfig.kv_cache_tensors` says: a block of the
     pool belongs to one group at a time. A block of a layer holds its keys, then its values, in the
-    ``nhd`` layout: the heads of a token lie together, which is what attention on a CPU reads
-    fastest (docs/kernels.md).
+    layout of `paged_kv.kv_cache_memory.preferred_layout`.
 
     On a CPU pages cost nothing before they are used.
 
@@ -174,16 +174,25 @@ def check_kv_scales(
 def _keys_and_values(
     memory: Tensor, place: tuple[int, int], spec: AttentionSpec, num_blocks: int
 ) -> tuple[Tensor, Tensor]:
-    """Both ``[num_blocks, block_size, num_kv_heads, head_size]``, views."""
+    """Views of a layer's memory, in the layout that its device reads fastest."""
     begin, block_bytes = place
     dtype: torch.dtype = getattr(torch, spec.dtype)
     pages = memory[begin : begin + num_blocks * block_bytes].view(dtype).view(num_blocks, -1)
     num_elements = spec.num_kv_heads * spec.block_size * spec.head_size
-    shape = (num_blocks, spec.block_size, spec.num_kv_heads, spec.head_size)
+    key_shape, value_shape = _shapes(spec, num_blocks, dtype, memory.device)
     # Pages may be padded: these views have gaps.
-    key = pages[:, :num_elements].view(shape)
-    value = pages[:, num_elements : 2 * num_elements].view(shape)
+    key = pages[:, :num_elements].view(key_shape)
+    value = pages[:, num_elements : 2 * num_elements].view(value_shape)
     return key, value
+
+
+def _shapes(
+    spec: AttentionSpec, num_blocks: int, dtype: torch.dtype, device: torch.device
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of keys and of values."""
+    sizes = (num_blocks, spec.block_size, spec.num_kv_heads, spec.head_size)
+    layout = preferred_layout(device, block_size=spec.block_size, head_size=spec.head_size)
+    return panel_shapes(*sizes, dtype) if layout == "panels" else (sizes, sizes)
 
 
 def _check_memory(what: str, num_bytes: int, device: torch.device | str, remedy: str) -> None:

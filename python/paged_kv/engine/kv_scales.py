@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
+from paged_kv._cache_panels import as_nhd
 from paged_kv.engine.config import EngineConfig
 from paged_kv.engine.inputs import EncodedPrompt
 from paged_kv.engine.sampling_params import SamplingParams
@@ -201,7 +202,7 @@ def _random_prompt(loaded: LoadedModel) -> list[int]:
 
 def _largest_of_heads(tensor: Tensor, block_ids: list[int], num_tokens: int) -> Tensor:
     """``[num_kv_heads]`` float32, over the tokens that lie in these blocks."""
-    return tensor[block_ids].flatten(0, 1)[:num_tokens].abs().amax(dim=(0, 2)).float()
+    return as_nhd(tensor[block_ids]).flatten(0, 1)[:num_tokens].abs().amax(dim=(0, 2)).float()
 
 
 def _scale(largest: Tensor, divisor: float) -> Tensor:

@@ -14,6 +14,7 @@ from torch.nn import functional
 from paged_kv.engine.decode_graphs import DecodeGraphs
 from paged_kv.engine.memory import total_memory_bytes, used_memory_bytes
 from paged_kv.kv_cache import KVCache, kv_cache_dtype_str_to_dtype
+from paged_kv.kv_cache_memory import allocate_kv_cache, preferred_layout
 from paged_kv.metadata import AttentionMetadata
 
 if TYPE_CHECKING:
@@ -151,10 +152,12 @@ def _dummy_caches(loaded: LoadedModel, config: EngineConfig) -> list[KVCache]:
     device = torch.device(config.device)
     dtype = loaded.model.dtype
     cache_dtype = kv_cache_dtype_str_to_dtype(config.kv_cache_dtype, dtype)
-    shape = (1, config.block_size, loaded.config.num_kv_heads, loaded.config.head_size)
-    block = torch.zeros(shape, dtype=cache_dtype, device=device)
+    block_size, head_size = config.block_size, loaded.config.head_size
+    layout = preferred_layout(device, block_size=block_size, head_size=head_size)
+    sizes = (1, block_size, loaded.config.num_kv_heads, head_size)
+    blocks = allocate_kv_cache(*sizes, dtype=cache_dtype, layout=layout, device=device)
     one = torch.ones(1, device=device)
-    cache = KVCache(block, block, config.kv_cache_dtype, one, one)
+    cache = KVCache(*blocks, config.kv_cache_dtype, one, one)
     return [cache] * loaded.config.num_layers
 
 

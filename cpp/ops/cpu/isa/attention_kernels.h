@@ -8,8 +8,8 @@
 // linker keeps for the whole library, and crash where the instruction set is missing.
 //
 // Numerics: all arithmetic is float32. Element d of a product is summed in lane d % lanes, the
-// lanes as a tree; weighted values are summed key by key, weights in panels element by element. How
-// many rows a call handles changes no bit of any row. Instruction sets differ in the number of
+// lanes as a tree, but one with a panel element by element; weighted values are summed key by key.
+// How many rows a call handles changes no bit of any row. Instruction sets differ in the number of
 // lanes and in fused multiply-adds, thus in bits.
 #pragma once
 
@@ -19,28 +19,12 @@
 #include "ops/cpu/isa/lines_ahead.h"
 #include "ops/cpu/isa/panel_kernels.h"
 #include "ops/cpu/isa/rotary_kernels.h"
+#include "ops/cpu/isa/token_panel_kernels.h"
+#include "ops/cpu/isa/token_rows.h"
 
 #include <stdint.h>
 
 namespace paged_kv::cpu {
-
-// Keys that one call handles at most, and the row length of `logits`.
-inline constexpr int64_t kTileKeys = 64;
-
-// Rows of keys or of values, one pointer a token: `size` elements each, dense, size a multiple of
-// AttentionKernels::lanes. Only [begin, end) of the tokens is read.
-struct TokenRows {
-  const void* const* tokens;  // [kTileKeys]
-  int64_t begin;
-  int64_t end;
-  int64_t size;
-  int64_t offset_bytes = 0;     // of each row behind its pointer
-  LinesAhead* ahead = nullptr;  // null: nothing to fetch
-
-  [[gnu::always_inline]] const void* row(int64_t k) const {
-    return static_cast<const char*>(tokens[k]) + offset_bytes;
-  }
-};
 
 // What turns a product of query and key into a logit.
 struct LogitTransform {
@@ -102,6 +86,9 @@ struct AttentionKernels {
   using AddValues = void (*)(const float* weights, const TokenRows& values,
                              const FloatRows& outputs);
   AddValues add_values[kNumElementTypes];
+
+  // The same of tokens in panels.
+  TokenPanelKernels token_panels;
 
   // Products -> logits, kTileKeys of them.
   void (*transform_logits)(const LogitTransform& transform, float* logits);

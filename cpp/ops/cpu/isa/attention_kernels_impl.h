@@ -26,6 +26,7 @@
 #include "ops/cpu/isa/panel_kernels_impl.h"
 #include "ops/cpu/isa/product_kernels_impl.h"
 #include "ops/cpu/isa/rotary_kernels_impl.h"
+#include "ops/cpu/isa/token_panel_kernels_impl.h"
 #include "ops/cpu/isa/vector_math.h"
 
 namespace paged_kv::cpu {
@@ -181,6 +182,7 @@ struct AttentionKernelsFor {
     k.transform_logits = &transform_logits;
     k.softmax = &softmax;
     k.merge = &merge;
+    k.token_panels = TokenPanelKernelsFor<V>::table();
     k.gated_activations = GatedActivationKernelsFor<V>::table();
     k.panels = PanelKernelsFor<V>::table();
     return k;

@@ -55,13 +55,13 @@ struct PanelKernelsFor {
     }
   }
 
-  // Adds elements [i + kOffset, i + kTurn) of the input by kPanels panels, for kRows rows. By
-  // recursion, since kOffset decides how weights are loaded.
+  // Adds element i + kOffset of the input by kPanels panels, for kRows rows. `panels`: where
+  // element i lies in each, less offset_bytes.
   template <ElementType kType, int kOffset, int kRows, int kPanels>
-  [[gnu::always_inline]] static void add_elements(const float* const (&x)[kRows], int64_t i,
-                                                  const char* const (&panels)[kPanels],
-                                                  int64_t offset_bytes,
-                                                  Vec (&sums)[kRows][kPanels * kVecs]) {
+  [[gnu::always_inline]] static void add_element(const float* const (&x)[kRows], int64_t i,
+                                                 const char* const (&panels)[kPanels],
+                                                 int64_t offset_bytes,
+                                                 Vec (&sums)[kRows][kPanels * kVecs]) {
     const auto weight = [&](int v) [[gnu::always_inline]] {
       return load_weight<kType, kOffset>(panels[v / kVecs] + offset_bytes, v % kVecs);
     };
@@ -89,39 +89,59 @@ struct PanelKernelsFor {
         }
       }
     }
-    if constexpr (kOffset + 1 < kTurn) {
-      add_elements<kType, kOffset + 1>(x, i, panels, offset_bytes, sums);
+  }
+
+  // Adds elements [i + kOffset, i + kEnd). By recursion, since kOffset decides how weights are
+  // loaded.
+  template <ElementType kType, int kOffset, int kEnd, int kRows, int kPanels>
+  [[gnu::always_inline]] static void add_elements(const float* const (&x)[kRows], int64_t i,
+                                                  const char* const (&panels)[kPanels],
+                                                  int64_t offset_bytes,
+                                                  Vec (&sums)[kRows][kPanels * kVecs]) {
+    add_element<kType, kOffset>(x, i, panels, offset_bytes, sums);
+    if constexpr (kOffset + 1 < kEnd) {
+      add_elements<kType, kOffset + 1, kEnd>(x, i, panels, offset_bytes, sums);
     }
   }
 
-  // kRows rows by kPanels panels from `first_panel` on.
-  template <ElementType kType, int kRows, int kPanels>
-  static void multiply_block(const FloatRows& x, const WeightPanels& weight, int64_t first_panel,
-                             LineFetcher& fetcher, const PanelSums& sums) {
+  // kRows rows by kPanels panels, each `in_features` long, a multiple of kTurn. Those of a row go
+  // to `sums`, `stride` from row to row.
+  template <ElementType kType, int kRows, int kTurn, int kPanels>
+  [[gnu::always_inline]] static void multiply_block(const FloatRows& x,
+                                                    const char* const (&panels)[kPanels],
+                                                    int64_t in_features, LineFetcher& fetcher,
+                                                    const PanelSums& sums) {
     const float* rows[kRows];
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) rows[r] = x.data + r * x.stride;
-    const char* panels[kPanels];
-#pragma GCC unroll 8
-    for (int p = 0; p < kPanels; ++p) {
-      panels[p] =
-          static_cast<const char*>(weight.data) + (first_panel + p) * panel_bytes(weight, kType);
-    }
     constexpr int64_t kTurnBytes = kTurn * kPanelFeatures * element_size(kType);
     Vec block[kRows][kPanels * kVecs] = {};
     LineFetcher::Loop meanwhile(fetcher);
-    const int64_t in_features = weight.in_features;
     for (int64_t i = 0, offset = 0; i < in_features; i += kTurn, offset += kTurnBytes) {
       meanwhile.turn();
-      add_elements<kType, 0>(rows, i, panels, offset, block);
+      add_elements<kType, 0, kTurn>(rows, i, panels, offset, block);
     }
     meanwhile.finish();
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      float* row = sums.data + r * sums.stride + first_panel * kPanelFeatures;
 #pragma GCC unroll 8
-      for (int v = 0; v < kPanels * kVecs; ++v) Floats::store(row + v * kLanes, block[r][v]);
+      for (int v = 0; v < kPanels * kVecs; ++v) {
+        Floats::store(sums.data + r * sums.stride + v * kLanes, block[r][v]);
+      }
     }
+  }
+
+  // kRows rows by kPanels panels from `first` on.
+  template <ElementType kType, int kRows, int kPanels>
+  static void multiply_panels(const FloatRows& x, const WeightPanels& weight, int64_t first,
+                              LineFetcher& fetcher, const PanelSums& sums) {
+    const char* panels[kPanels];
+#pragma GCC unroll 8
+    for (int p = 0; p < kPanels; ++p) {
+      panels[p] = static_cast<const char*>(weight.data) + (first + p) * panel_bytes(weight, kType);
+    }
+    multiply_block<kType, kRows, kTurn>(x, panels, weight.in_features, fetcher,
+                                        {sums.data + first * kPanelFeatures, sums.stride});
   }
 
   // One pass over all panels; x.count in [1, kRows].
@@ -134,10 +154,10 @@ struct PanelKernelsFor {
     constexpr int kPanels = panels_at_once(kRows);
     int64_t p = 0;
     for (; p + kPanels <= weight.count; p += kPanels) {
-      multiply_block<kType, kRows, kPanels>(x, weight, p, fetcher, sums);
+      multiply_panels<kType, kRows, kPanels>(x, weight, p, fetcher, sums);
     }
     if constexpr (kPanels > 1) {
-      for (; p < weight.count; ++p) multiply_block<kType, kRows, 1>(x, weight, p, fetcher, sums);
+      for (; p < weight.count; ++p) multiply_panels<kType, kRows, 1>(x, weight, p, fetcher, sums);
     }
   }
 
