@@ -15,6 +15,8 @@
 //                             few enough for the registers
 //   kPanelSums                vectors of sums in products with panels: enough to fill the FMA
 //                             units, and few enough for the registers
+//   kPanelTurn                elements of a turn of their loops, a power of two from 2 on: more are
+//                             longer code
 //   convert_chunk<T>(p, out)  16 bytes of elements
 //   load8<T>(p, out)          eight elements
 //   transpose_block<T>(p, dim_stride_bytes, out, out_stride)   an 8 x 8 block of transpose_rows

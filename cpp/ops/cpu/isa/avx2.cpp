@@ -13,6 +13,7 @@ struct Avx2 : Avx2Blocks {
   using Vec = __m256;
   using IntVec = int32_t __attribute__((vector_size(32)));
   static constexpr int kPanelSums = 12;
+  static constexpr int kPanelTurn = 8;
 
   [[gnu::always_inline]] static Vec broadcast(float x) { return _mm256_set1_ps(x); }
   [[gnu::always_inline]] static Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }

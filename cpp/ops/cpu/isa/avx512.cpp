@@ -17,6 +17,7 @@ struct Avx512 : Avx2Blocks {
   using Vec = __m512;
   using IntVec = int32_t __attribute__((vector_size(64)));
   static constexpr int kPanelSums = 18;
+  static constexpr int kPanelTurn = 4;
 
   [[gnu::always_inline]] static Vec broadcast(float x) { return _mm512_set1_ps(x); }
   [[gnu::always_inline]] static Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }

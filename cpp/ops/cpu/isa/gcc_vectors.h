@@ -44,6 +44,7 @@ struct GccVectors {
   using Vec = typename VectorOf<float, kNumLanes>::type;
   using IntVec = typename VectorOf<std::int32_t, kNumLanes>::type;
   static constexpr int kPanelSums = 4;  // each may take several registers
+  static constexpr int kPanelTurn = 2;
 
   [[gnu::always_inline]] static Vec broadcast(float x) { return x - Vec{}; }
   [[gnu::always_inline]] static Vec fma(Vec a, Vec b, Vec c) { return a * b + c; }
@@ -56,10 +57,17 @@ struct GccVectors {
       std::memcpy(&result, p, sizeof(result));
     } else {
       float elements[kLanes];
-      for (int i = 0; i < kLanes; ++i) elements[i] = element_as_float<kType>(p, i);
+      convert<kType>(p, elements);
       std::memcpy(&result, elements, sizeof(result));
     }
     return result;
+  }
+
+  // Calls, this and the next, since these are hundreds of instructions, and loops convert several
+  // vectors a turn.
+  template <ElementType kType>
+  [[gnu::noinline]] static void convert(const void* p, float* elements) {
+    for (int i = 0; i < kLanes; ++i) elements[i] = element_as_float<kType>(p, i);
   }
 
   template <ElementType kType>
@@ -72,11 +80,18 @@ struct GccVectors {
     if constexpr (kType == ElementType::kFloat) {
       std::memcpy(p, &v, sizeof(v));
     } else {
-      using T = std::conditional_t<kType == ElementType::kHalf, Half, BFloat16>;
-      T elements[kLanes];
-      for (int i = 0; i < kLanes; ++i) elements[i] = to<T>(v[i]);
-      std::memcpy(p, elements, sizeof(elements));
+      float elements[kLanes];
+      std::memcpy(elements, &v, sizeof(elements));
+      convert_back<kType>(elements, p);
     }
+  }
+
+  template <ElementType kType>
+  [[gnu::noinline]] static void convert_back(const float* elements, void* p) {
+    using T = std::conditional_t<kType == ElementType::kHalf, Half, BFloat16>;
+    T converted[kLanes];
+    for (int i = 0; i < kLanes; ++i) converted[i] = to<T>(elements[i]);
+    std::memcpy(p, converted, sizeof(converted));
   }
 
   [[gnu::always_inline]] static void sum4(Vec a, Vec b, Vec c, Vec d, float* sums) {

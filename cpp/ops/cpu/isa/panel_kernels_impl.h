@@ -17,29 +17,39 @@ struct PanelKernelsFor {
   static constexpr int64_t kLanes = V::kLanes;
   static constexpr int kVecs = kPanelFeatures / kLanes;  // of a row of a panel
 
-  // Elements of the input in a turn of the loop.
-  static constexpr int kTurn = 8;
+  static constexpr int smaller(int a, int b) { return a < b ? a : b; }
+
+  // Most elements of the input in a turn of the loop.
+  static constexpr int kTurn = V::kPanelTurn;
   static_assert(kPanelInputsUnit % kTurn == 0);
+  // Those with so many rows and panels. Of two panels, which are keys or values, a turn uses up so
+  // much memory that as many lines, fetched meanwhile, can be under way together. Few sums are what
+  // is left at an end; their loops are kept short.
+  static constexpr int turn_of(int num_rows, int num_panels) {
+    if (num_panels == 1 && num_rows < 4) return 2;
+    return smaller(num_panels == 2 ? 4 : 8, kTurn);
+  }
 
   // Enough for any number of registers: these are 18 vectors of sums with one a panel.
   static constexpr int kMaxRows = 6;
   static constexpr int kMaxPanels = 3;
 
-  static constexpr int smaller(int a, int b) { return a < b ? a : b; }
   // Rows of a pass over a panel: as many as there are registers for their sums.
   static constexpr int kRowsPerPass = smaller(V::kPanelSums / kVecs, kMaxRows);
   // Panels that go with so many rows: fewer rows leave registers for more.
   static constexpr int panels_at_once(int num_rows) {
     return smaller(V::kPanelSums / (kVecs * num_rows), kMaxPanels);
   }
+  // Panels of keys or values: two divide a tile's groups and most heads' dims, and keep what is
+  // read at once in few places.
+  static constexpr int token_panels_at_once(int num_rows) {
+    return smaller(V::kPanelSums / (kVecs * num_rows), 2);
+  }
 
   template <ElementType kType>
   static constexpr int64_t kPairs = kType == ElementType::kBFloat16 ? 2 : 1;
   template <ElementType kType>
   static constexpr int64_t kVecBytes = kLanes * element_size(kType) * kPairs<kType>;
-  static int64_t panel_bytes(const WeightPanels& panels, ElementType type) {
-    return panels.in_features * kPanelFeatures * element_size(type);
-  }
 
   // Vector v of what element kOffset of the input is multiplied with. `rows`: of element 0.
   template <ElementType kType, int kOffset>
@@ -104,83 +114,179 @@ struct PanelKernelsFor {
     }
   }
 
-  // kRows rows by kPanels panels, each `in_features` long, a multiple of kTurn. Those of a row go
-  // to `sums`, `stride` from row to row.
-  template <ElementType kType, int kRows, int kTurn, int kPanels>
-  [[gnu::always_inline]] static void multiply_block(const FloatRows& x,
-                                                    const char* const (&panels)[kPanels],
-                                                    int64_t in_features, LineFetcher& fetcher,
-                                                    const PanelSums& sums) {
-    const float* rows[kRows];
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) rows[r] = x.data + r * x.stride;
-    constexpr int64_t kTurnBytes = kTurn * kPanelFeatures * element_size(kType);
-    Vec block[kRows][kPanels * kVecs] = {};
-    LineFetcher::Loop meanwhile(fetcher);
-    for (int64_t i = 0, offset = 0; i < in_features; i += kTurn, offset += kTurnBytes) {
-      meanwhile.turn();
-      add_elements<kType, 0, kTurn>(rows, i, panels, offset, block);
+  // Panels whose elements lie in pieces: piece i of panel p, which begins at
+  //   bases[i + p * base_step] + p * panel_bytes,
+  // has elements [first + i * size, first + (i + 1) * size). Only [begin, end) of them is read.
+  struct Panels {
+    const char* const* bases;
+    int64_t base_step;
+    int64_t panel_bytes;
+    int64_t num_pieces;
+    int64_t size;  // a multiple of kTurn
+    int64_t first;
+    int64_t begin;
+    int64_t end;
+
+    [[gnu::always_inline]] const char* piece(int64_t i, int64_t p) const {
+      return bases[i + p * base_step] + p * panel_bytes;
     }
-    meanwhile.finish();
+  };
+  // Panels [begin, end) of those.
+  struct PanelRange {
+    int64_t begin;
+    int64_t end;
+  };
+
+  // sums[r] becomes, or (`adds`) grows by, row r of x by panels [range.begin, range.end), a
+  // multiple of kPanels of them, for kRows rows. The sums of a row are side by side, those of panel
+  // 0 first. A function of its own, since all products with panels share its code.
+  template <ElementType kType, int kRows, int kPanels>
+  [[gnu::noinline]] static void multiply_range(const FloatRows& x, const Panels& panels,
+                                               PanelRange range, bool adds, LineFetcher& fetcher,
+                                               const PanelSums& sums) {
+    LineFetcher::Loop meanwhile(fetcher);
+    for (int64_t p = range.begin; p < range.end; p += kPanels) {
+      float* first_sums = sums.data + p * kPanelFeatures;
+      Vec block[kRows][kPanels * kVecs] = {};
+      if (adds) {
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
+        for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
-      for (int v = 0; v < kPanels * kVecs; ++v) {
-        Floats::store(sums.data + r * sums.stride + v * kLanes, block[r][v]);
+          for (int v = 0; v < kPanels * kVecs; ++v) {
+            block[r][v] = Floats::load(first_sums + r * sums.stride + v * kLanes);
+          }
+        }
+      }
+      add_pieces<kType>(x, panels, p, meanwhile, block);
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+        for (int v = 0; v < kPanels * kVecs; ++v) {
+          Floats::store(first_sums + r * sums.stride + v * kLanes, block[r][v]);
+        }
       }
     }
+    meanwhile.finish();
   }
 
-  // kRows rows by kPanels panels from `first` on.
-  template <ElementType kType, int kRows, int kPanels>
-  static void multiply_panels(const FloatRows& x, const WeightPanels& weight, int64_t first,
-                              LineFetcher& fetcher, const PanelSums& sums) {
-    const char* panels[kPanels];
+  // All pieces of kPanels panels from `first_panel` on. Pointers move, for rows and panels alike:
+  // the loop needs one register for each, and nothing has to be set up for a piece.
+  template <ElementType kType, int kRows, int kVectors>
+  [[gnu::always_inline]] static void add_pieces(const FloatRows& x, const Panels& panels,
+                                                int64_t first_panel, LineFetcher::Loop& meanwhile,
+                                                Vec (&block)[kRows][kVectors]) {
+    constexpr int kPanels = kVectors / kVecs;
+    constexpr int kTurn = turn_of(kRows, kPanels);
+    constexpr int64_t kElementBytes = kPanelFeatures * element_size(kType);  // of a panel
+    const float* rows[kRows];
 #pragma GCC unroll 8
-    for (int p = 0; p < kPanels; ++p) {
-      panels[p] = static_cast<const char*>(weight.data) + (first + p) * panel_bytes(weight, kType);
+    for (int r = 0; r < kRows; ++r) rows[r] = x.data + r * x.stride + panels.first;
+    int64_t first = panels.first;
+    for (int64_t piece = 0; piece < panels.num_pieces; ++piece, first += panels.size) {
+      const char* data[kPanels];
+#pragma GCC unroll 8
+      for (int p = 0; p < kPanels; ++p) data[p] = panels.piece(piece, first_panel + p);
+      if (panels.begin <= first && first + panels.size <= panels.end) [[likely]] {
+        const char* const end = data[0] + panels.size * kElementBytes;
+        while (data[0] < end) {
+          meanwhile.turn();
+          add_elements<kType, 0, kTurn>(rows, 0, data, 0, block);
+#pragma GCC unroll 8
+          for (int p = 0; p < kPanels; ++p) data[p] += kTurn * kElementBytes;
+#pragma GCC unroll 8
+          for (int r = 0; r < kRows; ++r) rows[r] += kTurn;
+        }
+        continue;
+      }
+      const int64_t from = panels.begin > first ? panels.begin - first : 0;
+      const int64_t to = panels.end - first < panels.size ? panels.end - first : panels.size;
+      for (int64_t i = from; i < to; ++i) {
+        if (kPairs<kType> == 1 || i % 2 == 0) {
+          add_element<kType, 0>(rows, i, data, i * kElementBytes, block);
+        } else {
+          add_element<kType, 1>(rows, i - 1, data, (i - 1) * kElementBytes, block);
+        }
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) rows[r] += panels.size;
     }
-    multiply_block<kType, kRows, kTurn>(x, panels, weight.in_features, fetcher,
-                                        {sums.data + first * kPanelFeatures, sums.stride});
   }
 
-  // One pass over all panels; x.count in [1, kRows].
+  // multiply_range() by rows and panels at once, each less one, where there is one: so many rows by
+  // one panel, by as many as go with them, and by so many keys or values.
+  using MultiplyRange = void (*)(const FloatRows& x, const Panels& panels, PanelRange range,
+                                 bool adds, LineFetcher& fetcher, const PanelSums& sums);
+  struct Blocks {
+    MultiplyRange of[kRowsPerPass][kMaxPanels];
+  };
+  template <ElementType kType>
+  static constexpr Blocks blocks() {
+    Blocks result{};
+    fill<kType, kRowsPerPass>(result);
+    return result;
+  }
   template <ElementType kType, int kRows>
-  static void multiply_pass(const FloatRows& x, const WeightPanels& weight, LineFetcher& fetcher,
+  static constexpr void fill(Blocks& blocks) {
+    constexpr int kPanels = panels_at_once(kRows), kTokens = token_panels_at_once(kRows);
+    blocks.of[kRows - 1][0] = &multiply_range<kType, kRows, 1>;
+    blocks.of[kRows - 1][kPanels - 1] = &multiply_range<kType, kRows, kPanels>;
+    blocks.of[kRows - 1][kTokens - 1] = &multiply_range<kType, kRows, kTokens>;
+    if constexpr (kRows > 1) fill<kType, kRows - 1>(blocks);
+  }
+  template <ElementType kType>
+  static constexpr Blocks kBlocks = blocks<kType>();
+
+  // Passes over so many rows, as even as they can be.
+  static int64_t num_passes(int64_t num_rows) {
+    return (num_rows + kRowsPerPass - 1) / kRowsPerPass;
+  }
+  // The first row of a pass.
+  static int64_t pass_begin(int64_t pass, int64_t num_rows) {
+    return num_rows * pass / num_passes(num_rows);
+  }
+
+  // A range of panels by x.count <= kRowsPerPass rows, `at_once` panels at once, the rest alone.
+  static void multiply_pass(const Blocks& blocks, int64_t at_once, const FloatRows& x,
+                            const Panels& panels, PanelRange range, bool adds, LineFetcher& fetcher,
                             const PanelSums& sums) {
-    if constexpr (kRows > 1) {
-      if (x.count < kRows) return multiply_pass<kType, kRows - 1>(x, weight, fetcher, sums);
-    }
-    constexpr int kPanels = panels_at_once(kRows);
-    int64_t p = 0;
-    for (; p + kPanels <= weight.count; p += kPanels) {
-      multiply_panels<kType, kRows, kPanels>(x, weight, p, fetcher, sums);
-    }
-    if constexpr (kPanels > 1) {
-      for (; p < weight.count; ++p) multiply_panels<kType, kRows, 1>(x, weight, p, fetcher, sums);
-    }
+    const auto& with_rows = blocks.of[x.count - 1];
+    const int64_t middle = range.end - (range.end - range.begin) % at_once;
+    with_rows[at_once - 1](x, panels, {range.begin, middle}, adds, fetcher, sums);
+    if (middle == range.end) return;
+    with_rows[0](x, panels, {middle, range.end}, adds, fetcher, sums);
   }
 
   // Turns of a pass of so many rows.
   static int64_t num_turns(int64_t num_rows, const WeightPanels& weight) {
-    const int64_t at_once = panels_at_once(static_cast<int>(num_rows));
+    const int rows = static_cast<int>(num_rows);
+    const int at_once = panels_at_once(rows);
     const int64_t num_blocks = weight.count / at_once + weight.count % at_once;
-    return num_blocks * (weight.in_features / kTurn);
+    return num_blocks * (weight.in_features / turn_of(rows, at_once));
+  }
+
+  [[gnu::noinline]] static void multiply(const Blocks& blocks, int64_t panel_bytes,
+                                         const FloatRows& x, const WeightPanels& weight,
+                                         const PanelSums& sums) {
+    if (x.count == 0) return;
+    const int64_t passes = num_passes(x.count);
+    const char* base = static_cast<const char*>(weight.data);
+    const int64_t size = weight.in_features;
+    const Panels panels{&base, 0, panel_bytes, 1, size, 0, 0, size};
+    LineFetcher fetcher(weight.ahead, passes * num_turns(x.count / passes, weight));
+    for (int64_t pass = 0; pass < passes; ++pass) {
+      const int64_t row = pass_begin(pass, x.count);
+      const int64_t rows = pass_begin(pass + 1, x.count) - row;
+      multiply_pass(blocks, panels_at_once(static_cast<int>(rows)),
+                    {x.data + row * x.stride, x.stride, rows}, panels, {0, weight.count}, false,
+                    fetcher, {sums.data + row * sums.stride, sums.stride});
+    }
+    fetcher.finish(weight.ahead);
   }
 
   template <ElementType kType>
   static void multiply(const FloatRows& x, const WeightPanels& weight, const PanelSums& sums) {
-    if (x.count == 0) return;
-    const int64_t num_passes = (x.count + kRowsPerPass - 1) / kRowsPerPass;
-    LineFetcher fetcher(weight.ahead, num_passes * num_turns(x.count / num_passes, weight));
-    int64_t row = 0;
-    for (int64_t pass = 1; pass <= num_passes; ++pass) {
-      const int64_t end = x.count * pass / num_passes;  // passes are as even as they can be
-      multiply_pass<kType, kRowsPerPass>({x.data + row * x.stride, x.stride, end - row}, weight,
-                                         fetcher, {sums.data + row * sums.stride, sums.stride});
-      row = end;
-    }
-    fetcher.finish(weight.ahead);
+    const int64_t panel_bytes = weight.in_features * kPanelFeatures * element_size(kType);
+    multiply(kBlocks<kType>, panel_bytes, x, weight, sums);
   }
 
   static constexpr PanelKernels table() {
