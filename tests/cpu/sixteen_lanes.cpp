@@ -12,7 +12,7 @@ struct SixteenLanes : GccVectors<16> {
   static constexpr bool kTakesInProducts =
       kType == ElementType::kFloat || kType == ElementType::kBFloat16;
 
-  static constexpr int kPanelSums = 18;  // as with AVX-512, and keys_per_block()
+  static constexpr int kPanelSums = 12;  // as with AVX-512, and keys_per_block()
   template <int kRows>
   static constexpr int keys_per_block() {
     return kRows == 1 ? 8 : 4;

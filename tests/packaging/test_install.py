@@ -65,7 +65,7 @@ def test_editable_install_follows_the_sources(fresh_venv, source, tmp_path):
     env.run("python", "-c", "import paged_kv; assert paged_kv.edited")
 
 
-def test_cpu_wheel_stays_under_a_megabyte(tmp_path):
+def test_cpu_wheel_stays_at_about_a_megabyte(tmp_path):
     """The optimised libraries of this installation, stripped and compressed as in a wheel."""
     size = 0
     for name in ("paged_kv._core", "paged_kv._ops"):
@@ -73,7 +73,7 @@ def test_cpu_wheel_stays_under_a_megabyte(tmp_path):
         library = importlib.util.find_spec(name).origin
         subprocess.run(["strip", "-o", stripped, library], check=True)
         size += len(zlib.compress(stripped.read_bytes()))
-    assert size < 900_000  # the rest of the wheel is Python
+    assert size < 900_000  # the rest of the wheel is Python, a quarter of a megabyte
 
 
 def test_sdist_to_wheel(fresh_venv, tmp_path):

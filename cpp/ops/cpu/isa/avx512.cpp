@@ -16,7 +16,7 @@ struct Avx512 : Avx2Blocks {
   static constexpr int64_t kLanes = 16;
   using Vec = __m512;
   using IntVec = int32_t __attribute__((vector_size(64)));
-  static constexpr int kPanelSums = 18;
+  static constexpr int kPanelSums = 12;  // more hide no more latency, and are longer code
   static constexpr int kPanelTurn = 4;
 
   [[gnu::always_inline]] static Vec broadcast(float x) { return _mm512_set1_ps(x); }

@@ -30,7 +30,6 @@ struct PanelKernelsFor {
     return smaller(num_panels == 2 ? 4 : 8, kTurn);
   }
 
-  // Enough for any number of registers: these are 18 vectors of sums with one a panel.
   static constexpr int kMaxRows = 6;
   static constexpr int kMaxPanels = 3;
 
