@@ -81,12 +81,12 @@ def slots_first(cache: Tensor) -> Tensor:
 
 
 def as_nhd(cache: Tensor) -> Tensor:
-    """A cache of any layout but vllm with the shape of nhd: itself, or a copy of panels."""
+    """A cache of any layout but vllm with the shape of nhd, to be read: it may be a view."""
     return from_panels(cache) if cache.dim() >= KEY_PANELS_NUM_DIMS else cache
 
 
 def from_panels(cache: Tensor) -> Tensor:
-    """The nhd cache that :func:`to_panels` made panels of: a copy."""
+    """The nhd cache that :func:`to_panels` made panels of, to be read: it may be a view."""
     view = slots_first(cache)
     num_blocks, num_kv_heads, num_groups = cache.shape[:3]
     return view.reshape(num_blocks, num_groups * PANEL_TOKENS, num_kv_heads, -1)

@@ -80,10 +80,6 @@ class NamedSizes:
     def __getitem__(self, dim: str) -> _Size:
         return self._sizes[dim]
 
-    def get(self, dim: str, default: _Size) -> _Size:
-        """The size that ``dim`` is bound to; ``default`` if it is not."""
-        return self._sizes.get(dim, default)
-
 
 def check_dtype(tensor: Tensor, name: str, *expected: torch.dtype) -> None:
     """Checks that the dtype of ``tensor`` is one of ``expected``."""
@@ -125,14 +121,6 @@ def check_panels(cache: Tensor, name: str, sizes: NamedSizes, *, is_key: bool) -
         lambda: (
             f"{name}: this layout needs a head_size that is a multiple of {PANEL_DIMS}, got "
             f"{head_size}"
-        ),
-    )
-    block_size = sizes.get("block_size", PANEL_TOKENS)
-    torch._check(
-        block_size % PANEL_TOKENS == 0,
-        lambda: (
-            f"{name}: this layout needs a block_size that is a multiple of {PANEL_TOKENS}, got "
-            f"{block_size}"
         ),
     )
     key_shape, value_shape = panel_shapes(1, PANEL_TOKENS, 1, head_size, cache.dtype)

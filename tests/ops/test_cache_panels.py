@@ -256,7 +256,7 @@ def attention_arguments(key, value, *, block_size=32):
         (zeros(5, 2, 2, 48, 16, 1), zeros(5, 2, 2, 3, 16, 16, 1), 32, None),
         (
             *(zeros(5, 2, 2, 48, 16, 1), zeros(5, 2, 2, 3, 16, 16, 1), 8),
-            "key_cache: this layout needs a block_size that is a multiple of 16, got 8",
+            "key_cache: expected block_size = 8, got 32",
         ),
         (
             *(zeros(5, 2, 2, 48, 16, 1), zeros(5, 2, 2, 3, 16, 16, 1), 16),

@@ -137,8 +137,8 @@ void CacheRows::locate(std::int64_t seq, std::int64_t tile_begin, KeyRange colum
     const std::int64_t block = params_.batch.block_tables(seq, block_idx);
     const std::int64_t end = std::min(columns.end, k + block_size - offset);
     if (in_panels()) {
-      const std::byte* group = side_.data + block * side_.block_stride;
-      for (; k < end; ++k) tokens[k] = group + (offset++) / kGroupTokens * side_.group_stride;
+      const std::byte* first = side_.data + block * side_.block_stride;
+      for (; k < end; ++k) tokens[k] = first + (offset++) / kGroupTokens * side_.group_stride;
       continue;
     }
     const std::byte* token = side_.data + block * side_.block_stride + offset * side_.token_stride;
@@ -169,16 +169,16 @@ void CacheRows::convert(KeyRange columns, std::int64_t offset_bytes) {
         kernels.convert_chunked_row[type_](source, side_.chunk_stride, size, target);
         break;
       case Access::kTransposed: {
-        // All eight tokens of the group, though the columns may begin within: they are in the
+        // All eight tokens, though the columns may begin within: they are in the
         // block.
         const std::int64_t before = k % kTransposedTokens;
-        const auto* group = source - before * element_size(params_.cache_type);
-        kernels.transpose_rows[type_](group, side_.dim_stride, size, target - before * padded_size_,
+        const auto* eight = source - before * element_size(params_.cache_type);
+        kernels.transpose_rows[type_](eight, side_.dim_stride, size, target - before * padded_size_,
                                       padded_size_);
         k -= before;
         break;
       }
-      case Access::kPanels:  // convert_groups()
+      case Access::kPanels:  // not reached: convert_groups()
         break;
       case Access::kStrided:
         convert_strided(source, target);

@@ -57,7 +57,7 @@ class CacheRows {
   static constexpr std::int64_t kNoTile = -1;
 
   [[nodiscard]] Access access() const noexcept;
-  // Sets tokens_, or next_tokens_: where kv head 0 of the columns lies.
+  // Sets tokens_, or next_tokens_: where kv head 0 of the columns, or of their groups, lies.
   void locate(std::int64_t seq, std::int64_t tile_begin, KeyRange columns,
               const void** tokens) const;
   [[nodiscard]] LinesAhead lines_of(const void* const* tokens, KeyRange columns,

@@ -20,14 +20,14 @@ struct PanelKernelsFor {
   static constexpr int smaller(int a, int b) { return a < b ? a : b; }
 
   // Most elements of the input in a turn of the loop.
-  static constexpr int kTurn = V::kPanelTurn;
-  static_assert(kPanelInputsUnit % kTurn == 0);
+  static constexpr int kMaxTurn = V::kPanelTurn;
+  static_assert(kPanelInputsUnit % kMaxTurn == 0);
   // Those with so many rows and panels. Of two panels, which are keys or values, a turn uses up so
   // much memory that as many lines, fetched meanwhile, can be under way together. Few sums are what
   // is left at an end; their loops are kept short.
   static constexpr int turn_of(int num_rows, int num_panels) {
     if (num_panels == 1 && num_rows < 4) return 2;
-    return smaller(num_panels == 2 ? 4 : 8, kTurn);
+    return smaller(num_panels == 2 ? 4 : 8, kMaxTurn);
   }
 
   static constexpr int kMaxRows = 6;
@@ -121,7 +121,7 @@ struct PanelKernelsFor {
     int64_t base_step;
     int64_t panel_bytes;
     int64_t num_pieces;
-    int64_t size;  // a multiple of kTurn
+    int64_t size;  // a multiple of kMaxTurn
     int64_t first;
     int64_t begin;
     int64_t end;
