@@ -42,11 +42,7 @@ inline void check_attention_scale(double scale) {
 inline void check_cache(const Tensor& key_cache, const Tensor& value_cache,
                         KvCacheDtype kv_cache_dtype, ScalarType dtype, NamedSizes& sizes) {
   if (key_cache.dim() == kKeyPanelsNumDims) {
-    check_cache_dtype(check(key_cache, "key_cache", sizes), kv_cache_dtype, dtype);
-    check_cache_dtype(check(value_cache, "value_cache", sizes), kv_cache_dtype, dtype);
-    const std::int64_t x = panel_x(float_dtype(dtype), kv_cache_dtype);
-    check_key_panels(key_cache, "key_cache", x, sizes);
-    check_value_panels(value_cache, "value_cache", x, sizes);
+    check_panel_caches(key_cache, value_cache, kv_cache_dtype, dtype, sizes);
   } else if (key_cache.dim() == 5) {
     const std::int64_t head_size = sizes["head_size"];
     const auto x = static_cast<std::int64_t>(16 / key_cache.element_size());

@@ -7,9 +7,9 @@
 #include "ops/params/cache_panels.h"
 #include "ops/tensor_checks.h"
 
-#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <string>
 
 namespace paged_kv {
 
@@ -68,6 +68,16 @@ inline TensorCheck check_value_panels(const Tensor& cache, const char* name, std
   check_panel_head_size(name, head_size);
   return check_panels(cache, name, {head_size / kPanelDims, kPanelTokens / x, kPanelDims, x},
                       sizes);
+}
+
+// The caches of one layer. `dtype` is that of keys and values outside of them.
+inline void check_panel_caches(const Tensor& key_cache, const Tensor& value_cache,
+                               KvCacheDtype kv_cache_dtype, ScalarType dtype, NamedSizes& sizes) {
+  check_cache_dtype(check(key_cache, "key_cache", sizes), kv_cache_dtype, dtype);
+  check_cache_dtype(check(value_cache, "value_cache", sizes), kv_cache_dtype, dtype);
+  const std::int64_t x = panel_x(float_dtype(dtype), kv_cache_dtype);
+  check_key_panels(key_cache, "key_cache", x, sizes);
+  check_value_panels(value_cache, "value_cache", x, sizes);
 }
 
 }  // namespace paged_kv

@@ -118,12 +118,10 @@ inline void check_new_tokens(const WriterArguments& args, NamedSizes& sizes) {
   check_new_tokens(args, sizes);
   const KvScale k_scale = check_scale(args.k_scale, "k_scale", sizes);
   const KvScale v_scale = check_scale(args.v_scale, "v_scale", sizes);
-  const ScalarType dtype = args.key.scalar_type();
-  check_cache_dtype(check(args.key_cache, "key_cache", sizes), kv_cache_dtype, dtype);
-  check_cache_dtype(check(args.value_cache, "value_cache", sizes), kv_cache_dtype, dtype);
-  const std::int64_t x = panel_x(float_dtype(args.key), kv_cache_dtype);
-  check_key_panels(args.key_cache, "key_cache", x, sizes).writable();
-  check_value_panels(args.value_cache, "value_cache", x, sizes).writable();
+  check_panel_caches(args.key_cache, args.value_cache, kv_cache_dtype, args.key.scalar_type(),
+                     sizes);
+  check(args.key_cache, "key_cache", sizes).writable();
+  check(args.value_cache, "value_cache", sizes).writable();
   return {.key = new_tokens(args.key),
           .value = new_tokens(args.value),
           .key_cache = panels_cache(args.key_cache),

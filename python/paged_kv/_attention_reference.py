@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paged_kv._cache_panels import KEY_PANELS_NUM_DIMS, VALUE_PANELS_NUM_DIMS, from_panels
+from paged_kv._cache_panels import as_nhd
 
 __all__ = [
     "PARTITION_SIZE",
@@ -70,9 +70,7 @@ def gather_keys(key_cache: Tensor, block_table: Tensor, positions: Tensor) -> Te
     """
     if key_cache.dim() == 5:
         key_cache = key_cache.permute(0, 3, 1, 2, 4).flatten(3)
-    elif key_cache.dim() == KEY_PANELS_NUM_DIMS:
-        key_cache = from_panels(key_cache)
-    return _gather(key_cache, block_table, positions)
+    return _gather(as_nhd(key_cache), block_table, positions)
 
 
 def gather_values(
@@ -89,9 +87,7 @@ def gather_values(
     """
     if x_packed:
         value_cache = value_cache.permute(0, 3, 1, 2)
-    elif value_cache.dim() == VALUE_PANELS_NUM_DIMS:
-        value_cache = from_panels(value_cache)
-    return _gather(value_cache, block_table, positions)
+    return _gather(as_nhd(value_cache), block_table, positions)
 
 
 def _gather(cache: Tensor, block_table: Tensor, positions: Tensor) -> Tensor:

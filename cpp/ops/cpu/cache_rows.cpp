@@ -60,8 +60,7 @@ void CacheRows::begin(std::int64_t seq, std::int64_t num_queries) {
   const AttentionKernels& kernels = *params_.kernels;
   in_place_ = in_panels() ? kernels.token_panels.multiply_keys[type_] != nullptr
                           : is_direct && kernels.multiply_keys[type_] != nullptr;
-  const bool as_half =
-      (is_direct || in_panels()) && params_.kernels->convert_to_half[type_] != nullptr;
+  const bool as_half = (is_direct || in_panels()) && kernels.convert_to_half[type_] != nullptr;
   form_ = in_place_ ? params_.cache_type : as_half ? ElementType::kHalf : ElementType::kFloat;
   for (std::int64_t k = 0; k < kTileKeys; ++k) {
     const std::int64_t row = in_panels() ? k / kGroupTokens * kGroupTokens : k;

@@ -255,30 +255,42 @@ struct PanelKernelsFor {
     with_rows[0](x, panels, {middle, range.end}, adds, fetcher, sums);
   }
 
-  // Turns of a pass of so many rows.
-  static int64_t num_turns(int64_t num_rows, const WeightPanels& weight) {
-    const int rows = static_cast<int>(num_rows);
-    const int at_once = panels_at_once(rows);
-    const int64_t num_blocks = weight.count / at_once + weight.count % at_once;
-    return num_blocks * (weight.in_features / turn_of(rows, at_once));
+  // panels_at_once() or token_panels_at_once().
+  using PanelsAtOnce = int (*)(int num_rows);
+
+  // All rows of x by a range of panels, in passes.
+  static void multiply_passes(const Blocks& blocks, PanelsAtOnce at_once, const FloatRows& x,
+                              const Panels& panels, PanelRange range, bool adds,
+                              LineFetcher& fetcher, const PanelSums& sums) {
+    const int64_t passes = num_passes(x.count);
+    for (int64_t pass = 0; pass < passes; ++pass) {
+      const int64_t row = pass_begin(pass, x.count);
+      const int64_t rows = pass_begin(pass + 1, x.count) - row;
+      multiply_pass(blocks, at_once(static_cast<int>(rows)),
+                    {x.data + row * x.stride, x.stride, rows}, panels, range, adds, fetcher,
+                    {sums.data + row * sums.stride, sums.stride});
+    }
+  }
+
+  // Turns of all passes over so many panels, `size` elements each; or a few less.
+  static int64_t num_turns(PanelsAtOnce at_once, int64_t num_rows, int64_t num_panels,
+                           int64_t size) {
+    const int64_t passes = num_passes(num_rows);
+    const int rows_of_pass = static_cast<int>(num_rows / passes);
+    const int panels = at_once(rows_of_pass);
+    const int64_t num_blocks = num_panels / panels + num_panels % panels;
+    return passes * num_blocks * (size / turn_of(rows_of_pass, panels));
   }
 
   [[gnu::noinline]] static void multiply(const Blocks& blocks, int64_t panel_bytes,
                                          const FloatRows& x, const WeightPanels& weight,
                                          const PanelSums& sums) {
     if (x.count == 0) return;
-    const int64_t passes = num_passes(x.count);
     const char* base = static_cast<const char*>(weight.data);
     const int64_t size = weight.in_features;
-    const Panels panels{&base, 0, panel_bytes, 1, size, 0, 0, size};
-    LineFetcher fetcher(weight.ahead, passes * num_turns(x.count / passes, weight));
-    for (int64_t pass = 0; pass < passes; ++pass) {
-      const int64_t row = pass_begin(pass, x.count);
-      const int64_t rows = pass_begin(pass + 1, x.count) - row;
-      multiply_pass(blocks, panels_at_once(static_cast<int>(rows)),
-                    {x.data + row * x.stride, x.stride, rows}, panels, {0, weight.count}, false,
-                    fetcher, {sums.data + row * sums.stride, sums.stride});
-    }
+    LineFetcher fetcher(weight.ahead, num_turns(&panels_at_once, x.count, weight.count, size));
+    multiply_passes(blocks, &panels_at_once, x, {&base, 0, panel_bytes, 1, size, 0, 0, size},
+                    {0, weight.count}, false, fetcher, sums);
     fetcher.finish(weight.ahead);
   }
 

@@ -29,29 +29,18 @@ struct TokenPanelKernelsFor {
     return static_cast<const char*>(tokens.row(first < tokens.begin ? tokens.begin : first));
   }
 
-  // Turns of all passes over so many panels, `size` elements each; or a few less.
   static int64_t num_turns(int64_t num_rows, int64_t num_panels, int64_t size) {
-    const int64_t passes = Panels::num_passes(num_rows);
-    const int rows_of_pass = static_cast<int>(num_rows / passes);
-    const int at_once = Panels::token_panels_at_once(rows_of_pass);
-    const int64_t num_blocks = num_panels / at_once + num_panels % at_once;
-    return passes * num_blocks * (size / Panels::turn_of(rows_of_pass, at_once));
+    return Panels::num_turns(&Panels::token_panels_at_once, num_rows, num_panels, size);
   }
 
   // All rows by all panels, in steps of panels that stay in the cache, in each pass after pass.
   static void multiply(const Blocks& blocks, const FloatRows& x,
                        const typename Panels::Panels& panels, typename Panels::PanelRange range,
                        int64_t step, bool adds, LineFetcher& fetcher, const PanelSums& sums) {
-    const int64_t passes = Panels::num_passes(x.count);
     for (int64_t p = range.begin; p < range.end; p += step) {
       const int64_t end = p + step < range.end ? p + step : range.end;
-      for (int64_t pass = 0; pass < passes; ++pass) {
-        const int64_t row = Panels::pass_begin(pass, x.count);
-        const int64_t rows = Panels::pass_begin(pass + 1, x.count) - row;
-        Panels::multiply_pass(blocks, Panels::token_panels_at_once(static_cast<int>(rows)),
-                              {x.data + row * x.stride, x.stride, rows}, panels, {p, end}, adds,
-                              fetcher, {sums.data + row * sums.stride, sums.stride});
-      }
+      Panels::multiply_passes(blocks, &Panels::token_panels_at_once, x, panels, {p, end}, adds,
+                              fetcher, sums);
     }
   }
 
