@@ -286,11 +286,16 @@ TEST_P(Kernels, BothProductsMatchTheDefinition) {
   }
 }
 
-// Of the logits x, -x, ... of one row.
+// The largest logit of products that are the logits.
+float max_of(const AttentionKernels& kernels, std::array<float, kTileKeys>& logits) {
+  return kernels.transform_logits({}, logits.data());
+}
+
+// Of one row.
 SoftmaxState softmax_of(const AttentionKernels& kernels, std::array<float, kTileKeys>& logits) {
   SoftmaxState state{-kInfinity, 0.0f};
   std::vector<float> output(16, 0.0f);
-  kernels.softmax(logits.data(), state, output.data(), 16);
+  kernels.softmax(logits.data(), max_of(kernels, logits), state, output.data(), 16);
   return state;
 }
 
@@ -315,11 +320,11 @@ TEST_P(Kernels, SoftmaxHandlesTheEnds) {
   logits.fill(-kInfinity);
   SoftmaxState state{-5.0f, 2.0f};
   std::vector<float> output(16, 1.0f);
-  EXPECT_FALSE(kernels_.softmax(logits.data(), state, output.data(), 16));
+  EXPECT_FALSE(kernels_.softmax(logits.data(), max_of(kernels_, logits), state, output.data(), 16));
   EXPECT_EQ(state.sum, 2.0f);
 
   logits[3] = -5.0f + 10.0f;  // the maximum rises: what was gathered shrinks
-  EXPECT_TRUE(kernels_.softmax(logits.data(), state, output.data(), 16));
+  EXPECT_TRUE(kernels_.softmax(logits.data(), max_of(kernels_, logits), state, output.data(), 16));
   EXPECT_NEAR(state.sum, 1.0 + 2.0 * std::exp(-10.0), 1e-6);
   EXPECT_NEAR(output[15], std::exp(-10.0), 1e-10);
 
@@ -338,13 +343,8 @@ TEST_P(Kernels, SoftcapIsAnAccurateTanh) {
   for (float x = -12.0f; x < 12.0f; x += 0.0031f) {
     std::array<float, kTileKeys> logits;
     logits.fill(x);
-    const LogitTransform transform{.scale = 2.0f,
-                                   .softcap = 2.0f,
-                                   .alibi_slope = 0.0f,
-                                   .distance = 0.0f,
-                                   .begin = 0,
-                                   .end = kTileKeys};
-    kernels_.transform_logits(transform, logits.data());
+    const LogitTransform transform{.scale = 2.0f, .softcap = 2.0f};
+    ASSERT_EQ(kernels_.transform_logits(transform, logits.data()), logits[5]);
     const double expected = 2.0 * std::tanh(double{x});
     ASSERT_NEAR(logits[5], expected, std::abs(expected) * 5e-7 + 1e-12) << x;
   }
@@ -353,17 +353,26 @@ TEST_P(Kernels, SoftcapIsAnAccurateTanh) {
 TEST_P(Kernels, AlibiAndMaskGoByColumn) {
   std::array<float, kTileKeys> logits;
   logits.fill(1.0f);
-  const LogitTransform transform{.scale = 3.0f,
-                                 .softcap = 0.0f,
-                                 .alibi_slope = 0.5f,
-                                 .distance = -100.0f,
-                                 .begin = 2,
-                                 .end = 61};
-  kernels_.transform_logits(transform, logits.data());
+  const LogitTransform transform{
+      .scale = 3.0f, .alibi_slope = 0.5f, .distance = -100.0f, .begin = 2, .end = 61};
+  EXPECT_EQ(kernels_.transform_logits(transform, logits.data()), 3.0f + 0.5f * (60.0f - 100.0f));
   for (int k = 0; k < kTileKeys; ++k) {
     const bool visible = k >= 2 && k < 61;
     EXPECT_EQ(logits[static_cast<std::size_t>(k)],
               visible ? 3.0f + 0.5f * (static_cast<float>(k) - 100.0f) : -kInfinity);
+  }
+}
+
+TEST_P(Kernels, HiddenColumnsAreMaskedWhateverTheScale) {
+  for (const float scale : {-2.0f, 0.0f, 2.0f}) {
+    std::array<float, kTileKeys> logits;
+    logits.fill(1.0f);
+    const LogitTransform transform{.scale = scale, .begin = 1, .end = 63};
+    EXPECT_EQ(kernels_.transform_logits(transform, logits.data()), scale);
+    EXPECT_EQ(logits[0], -kInfinity);
+    EXPECT_EQ(logits[1], scale);
+    EXPECT_EQ(logits[62], scale);
+    EXPECT_EQ(logits[63], -kInfinity);
   }
 }
 

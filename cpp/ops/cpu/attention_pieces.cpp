@@ -9,7 +9,10 @@ namespace paged_kv::cpu {
 namespace {
 
 // Work items for each thread: enough that the last to finish is not much later than the first.
+// Heads are divided for fewer of them than keys are, since one head's part of a block is less
+// memory in order.
 constexpr std::int64_t kItemsPerThread = 4;
+constexpr std::int64_t kCutItemsPerThread = 16;
 
 // Of all its kv heads, in units that only compare.
 [[nodiscard]] std::int64_t cost_of(const AttentionPiece& piece) noexcept {
@@ -41,7 +44,7 @@ void AttentionPieces::plan(const PagedAttentionParams& params, std::int64_t num_
     const std::int64_t fitting = std::max<std::int64_t>(1, kTileRows / rows_per_head);
     tile.heads_per_item = std::min(fitting, ceil_div(num_kv_heads_, head_blocks));
   }
-  if (num_threads > 1) cut(total_cost * num_kv_heads_ / wanted_items);
+  if (num_threads > 1) cut(total_cost * num_kv_heads_ / (num_threads * kCutItemsPerThread));
   number_items();
 }
 

@@ -270,20 +270,26 @@ void AttentionTile::softmax(std::int64_t tile_begin, float scale, std::int64_t f
         .begin = q.columns.begin,
         .end = q.columns.end,
     };
-    kernels_.transform_logits(transform, logits(r));
-    if (p.sparsity.enabled()) mask_sparse(q, tile_begin, logits(r));
-    if (!kernels_.softmax(logits(r), rows[r].state, rows[r].output, padded_size_)) {
+    q.max = kernels_.transform_logits(transform, logits(r));
+    if (p.sparsity.enabled()) q.max = mask_sparse(q, tile_begin, logits(r));
+  }
+  // In a loop of its own, so that one row's maximum is not waited for.
+  for (std::int64_t r = first; r < last; ++r) {
+    Query& q = queries_[r];
+    if (q.columns.empty()) continue;
+    if (!kernels_.softmax(logits(r), q.max, rows[r].state, rows[r].output, padded_size_)) {
       q.columns = {0, 0};
     }
   }
 }
 
-void AttentionTile::mask_sparse(const Query& query, std::int64_t tile_begin, float* logits) const {
+float AttentionTile::mask_sparse(const Query& query, std::int64_t tile_begin, float* logits) const {
   for (std::int64_t k = query.columns.begin; k < query.columns.end; ++k) {
     if (!params_.sparsity.visible(tile_begin + k, query.query_pos, query.sparse_offset)) {
       logits[k] = -kInfinity;
     }
   }
+  return kernels_.transform_logits({}, logits);
 }
 
 // A column that a row does not see is left out rather than given weight 0: 0 * NaN is NaN.

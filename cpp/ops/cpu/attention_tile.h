@@ -101,6 +101,7 @@ class AttentionTile {
     std::int64_t query_pos;
     std::int64_t head;
     std::int64_t sparse_offset;
+    float max;  // of the logits of the current tile of keys
   };
 
   // Some columns of a tile, of some of its kv heads (0 = first of the tile).
@@ -143,7 +144,8 @@ class AttentionTile {
   void multiply_keys(TokenRows keys, std::int64_t first, std::int64_t last);
   void softmax(std::int64_t tile_begin, float scale, std::int64_t first, std::int64_t last,
                AttentionRow* rows);
-  void mask_sparse(const Query& query, std::int64_t tile_begin, float* logits) const;
+  // Returns the largest logit that is left.
+  float mask_sparse(const Query& query, std::int64_t tile_begin, float* logits) const;
   // Adds the columns [values.begin, values.end) only.
   void add_values(const TokenRows& values, std::int64_t tile_begin, std::int64_t first,
                   std::int64_t last, AttentionRow* rows);

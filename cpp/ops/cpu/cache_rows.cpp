@@ -121,7 +121,8 @@ LinesAhead CacheRows::lines_of_groups(const void* const* tokens, KeyRange column
                                       std::int64_t kv_head) {
   const std::int64_t offset = kv_head * side_.head_stride;
   MemoryRuns runs(ahead_);
-  for (std::int64_t k = columns.begin; k < columns.end; k = (k / kGroupTokens + 1) * kGroupTokens) {
+  const std::int64_t first = columns.begin / kGroupTokens * kGroupTokens;
+  for (std::int64_t k = first; k < columns.end; k += kGroupTokens) {
     runs.add(static_cast<const std::byte*>(tokens[k]) + offset, side_.group_stride);
   }
   return LinesAhead::of(ahead_, runs.finish(), 1);
@@ -129,19 +130,35 @@ LinesAhead CacheRows::lines_of_groups(const void* const* tokens, KeyRange column
 
 void CacheRows::locate(std::int64_t seq, std::int64_t tile_begin, KeyRange columns,
                        const void** tokens) const {
+  if (in_panels()) return locate_groups(seq, tile_begin, columns, tokens);
   const std::int64_t block_size = params_.batch.block_size;
   std::int64_t block_idx = (tile_begin + columns.begin) / block_size;
   std::int64_t offset = (tile_begin + columns.begin) % block_size;
   for (std::int64_t k = columns.begin; k < columns.end; ++block_idx, offset = 0) {
     const std::int64_t block = params_.batch.block_tables(seq, block_idx);
     const std::int64_t end = std::min(columns.end, k + block_size - offset);
-    if (in_panels()) {
-      const std::byte* first = side_.data + block * side_.block_stride;
-      for (; k < end; ++k) tokens[k] = first + (offset++) / kGroupTokens * side_.group_stride;
-      continue;
-    }
     const std::byte* token = side_.data + block * side_.block_stride + offset * side_.token_stride;
     for (; k < end; ++k, token += side_.token_stride) tokens[k] = token;
+  }
+}
+
+void CacheRows::locate_groups(std::int64_t seq, std::int64_t tile_begin, KeyRange columns,
+                              const void** tokens) const {
+  const std::int64_t groups_per_block = params_.batch.block_size / kGroupTokens;
+  const std::int64_t first = columns.begin / kGroupTokens * kGroupTokens;
+  // A tile begins with a group, not always with a block.
+  const std::int64_t first_group = (tile_begin + first) / kGroupTokens;
+  std::int64_t block_idx = first_group / groups_per_block;
+  std::int64_t group = first_group % groups_per_block;
+  const std::byte* block = nullptr;
+  for (std::int64_t k = first; k < columns.end; k += kGroupTokens) {
+    if (block == nullptr) {
+      block = side_.data + params_.batch.block_tables(seq, block_idx++) * side_.block_stride;
+    }
+    tokens[k] = block + group * side_.group_stride;
+    if (++group < groups_per_block) continue;
+    group = 0;
+    block = nullptr;
   }
 }
 
@@ -195,7 +212,7 @@ void CacheRows::convert_groups(KeyRange columns, std::int64_t offset_bytes) {
   const std::int64_t begin = columns.begin / kGroupTokens;
   const std::int64_t end = ceil_div(columns.end, kGroupTokens);
   for (std::int64_t g = begin; g < end; ++g) {
-    groups[static_cast<std::size_t>(g)] = tokens_[std::max(columns.begin, g * kGroupTokens)];
+    groups[static_cast<std::size_t>(g)] = tokens_[g * kGroupTokens];
   }
   params_.kernels->convert_to_half[type_](
       {groups.data(), begin, end, kGroupTokens * params_.head_size, offset_bytes},

@@ -28,7 +28,7 @@ class CacheRows {
   // The rows of one kv head and of some of the columns turned to, valid until the next rows() or
   // turn_to().
   [[nodiscard]] TokenRows rows(KeyRange columns, std::int64_t kv_head);
-  // Whether they are in panels: then each pointer is that of the token's group.
+  // Whether they are in panels: TokenPanelKernels says what their pointers are then.
   [[nodiscard]] bool in_panels() const noexcept { return access_ == Access::kPanels; }
   // Their index in the kernel tables.
   [[nodiscard]] int type() const noexcept { return static_cast<int>(form_); }
@@ -60,6 +60,8 @@ class CacheRows {
   // Sets tokens_, or next_tokens_: where kv head 0 of the columns, or of their groups, lies.
   void locate(std::int64_t seq, std::int64_t tile_begin, KeyRange columns,
               const void** tokens) const;
+  void locate_groups(std::int64_t seq, std::int64_t tile_begin, KeyRange columns,
+                     const void** tokens) const;
   [[nodiscard]] LinesAhead lines_of(const void* const* tokens, KeyRange columns,
                                     std::int64_t kv_head, std::int64_t num_heads);
   // Of one head.

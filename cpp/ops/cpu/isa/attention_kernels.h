@@ -28,12 +28,12 @@ namespace paged_kv::cpu {
 
 // What turns a product of query and key into a logit.
 struct LogitTransform {
-  float scale;
-  float softcap;      // 0 = none: else tanh(logit / softcap) * softcap
-  float alibi_slope;  // the logit of key k gets (k + distance) * alibi_slope
-  float distance;     // position of the tile's first key less that of the query
-  int64_t begin;      // keys outside [begin, end) are masked: -inf
-  int64_t end;
+  float scale = 1.0f;
+  float softcap = 0.0f;      // 0 = none: else tanh(logit / softcap) * softcap
+  float alibi_slope = 0.0f;  // the logit of key k gets (k + distance) * alibi_slope
+  float distance = 0.0f;     // position of the tile's first key less that of the query
+  int64_t begin = 0;         // keys outside [begin, end) are masked: -inf
+  int64_t end = kTileKeys;
 };
 
 // One row's running softmax: the weights of keys seen so far are exp(logit - max).
@@ -90,12 +90,13 @@ struct AttentionKernels {
   // The same of tokens in panels.
   TokenPanelKernels token_panels;
 
-  // Products -> logits, kTileKeys of them.
-  void (*transform_logits)(const LogitTransform& transform, float* logits);
+  // Products -> logits, kTileKeys of them. Returns the largest one that is a number; if there are
+  // none but -inf and NaN, NaN if there is one.
+  float (*transform_logits)(const LogitTransform& transform, float* logits);
 
-  // Logits -> weights, kTileKeys of them; rescales the state and `output` if the maximum rose.
-  // Returns false, and changes nothing, if all logits are -inf.
-  bool (*softmax)(float* logits, SoftmaxState& state, float* output, int64_t size);
+  // Logits, of which `tile_max` is the largest, -> weights, kTileKeys of them; rescales the state
+  // and `output` if the maximum rose. Returns false, and changes nothing, if tile_max is -inf.
+  bool (*softmax)(float* logits, float tile_max, SoftmaxState& state, float* output, int64_t size);
 
   // Joins the outputs of two ranges of keys: output and state become those of both.
   void (*merge)(SoftmaxState& state, float* output, const SoftmaxState& other_state,

@@ -104,7 +104,16 @@ struct AttentionKernelsFor {
 
   // ---------------------------------------------------------------- softmax
 
-  static void transform_logits(const LogitTransform& t, float* logits) {
+  static float transform_logits(const LogitTransform& t, float* logits) {
+    const bool hides_none = t.begin == 0 && t.end == kTileKeys;
+    if (t.softcap == 0 && t.alibi_slope == 0 && hides_none) return scale_to_max(t.scale, logits);
+    scale_bend_and_slope(t, logits);
+    for (int64_t k = 0; k < t.begin; ++k) logits[k] = -__builtin_inff();
+    for (int64_t k = t.end; k < kTileKeys; ++k) logits[k] = -__builtin_inff();
+    return scale_to_max(1.0f, logits);
+  }
+
+  static void scale_bend_and_slope(const LogitTransform& t, float* logits) {
     alignas(64) static constexpr float kIota[16] = {0, 1, 2,  3,  4,  5,  6,  7,
                                                     8, 9, 10, 11, 12, 13, 14, 15};
     for (int64_t k = 0; k < kTileKeys; k += kLanes) {
@@ -115,16 +124,17 @@ struct AttentionKernelsFor {
       }
       Floats::store(logits + k, logit);
     }
-    for (int64_t k = 0; k < t.begin; ++k) logits[k] = -__builtin_inff();
-    for (int64_t k = t.end; k < kTileKeys; ++k) logits[k] = -__builtin_inff();
   }
 
-  // The largest logit; -inf if there is none. max() passes over NaN, so a row of nothing but NaN
-  // would look like one without keys, and its result would be a clean zero.
-  static float max_or_nan(const float* logits) {
-    Vec max_vec = Floats::load(logits);
-    for (int64_t k = kLanes; k < kTileKeys; k += kLanes) {
-      max_vec = V::max(Floats::load(logits + k), max_vec);
+  // Multiplies the logits by `scale`. Returns the largest one then; -inf if there is none. max()
+  // passes over NaN, so a row of nothing but NaN would look like one without keys, and its result
+  // would be a clean zero.
+  static float scale_to_max(float scale, float* logits) {
+    Vec max_vec = V::broadcast(-__builtin_inff());
+    for (int64_t k = 0; k < kTileKeys; k += kLanes) {
+      const Vec logit = Floats::load(logits + k) * scale;
+      Floats::store(logits + k, logit);
+      max_vec = V::max(logit, max_vec);
     }
     float result = -__builtin_inff();
     for (int64_t i = 0; i < kLanes; ++i) result = max_vec[i] > result ? max_vec[i] : result;
@@ -135,8 +145,8 @@ struct AttentionKernelsFor {
     return result;
   }
 
-  static bool softmax(float* logits, SoftmaxState& state, float* output, int64_t size) {
-    const float tile_max = max_or_nan(logits);
+  static bool softmax(float* logits, float tile_max, SoftmaxState& state, float* output,
+                      int64_t size) {
     if (tile_max == -__builtin_inff()) return false;  // and -inf - -inf would be NaN
     const float old_max = state.max;
     state.max = tile_max < old_max ? old_max : tile_max;  // NaN in tile_max stays

@@ -44,6 +44,17 @@ struct PanelKernelsFor {
   static constexpr int token_panels_at_once(int num_rows) {
     return smaller(V::kPanelSums / (kVecs * num_rows), 2);
   }
+  // Either as a table, [num_rows]: no division at run time.
+  struct PanelsAtOnce {
+    int of[kRowsPerPass + 1];
+  };
+  static constexpr PanelsAtOnce table_of(int (*panels)(int num_rows)) {
+    PanelsAtOnce table{};
+    for (int rows = 1; rows <= kRowsPerPass; ++rows) table.of[rows] = panels(rows);
+    return table;
+  }
+  static constexpr PanelsAtOnce kPanelsAtOnce = table_of(&panels_at_once);
+  static constexpr PanelsAtOnce kTokenPanelsAtOnce = table_of(&token_panels_at_once);
 
   template <ElementType kType>
   static constexpr int64_t kPairs = kType == ElementType::kBFloat16 ? 2 : 1;
@@ -249,37 +260,45 @@ struct PanelKernelsFor {
                             const Panels& panels, PanelRange range, bool adds, LineFetcher& fetcher,
                             const PanelSums& sums) {
     const auto& with_rows = blocks.of[x.count - 1];
-    const int64_t middle = range.end - (range.end - range.begin) % at_once;
+    const int64_t middle = range.end - remainder(range.end - range.begin, at_once);
     with_rows[at_once - 1](x, panels, {range.begin, middle}, adds, fetcher, sums);
     if (middle == range.end) return;
     with_rows[0](x, panels, {middle, range.end}, adds, fetcher, sums);
   }
 
-  // panels_at_once() or token_panels_at_once().
-  using PanelsAtOnce = int (*)(int num_rows);
-
   // All rows of x by a range of panels, in passes.
-  static void multiply_passes(const Blocks& blocks, PanelsAtOnce at_once, const FloatRows& x,
+  static void multiply_passes(const Blocks& blocks, const PanelsAtOnce& at_once, const FloatRows& x,
                               const Panels& panels, PanelRange range, bool adds,
                               LineFetcher& fetcher, const PanelSums& sums) {
+    if (x.count <= kRowsPerPass) {
+      return multiply_pass(blocks, at_once.of[x.count], x, panels, range, adds, fetcher, sums);
+    }
     const int64_t passes = num_passes(x.count);
     for (int64_t pass = 0; pass < passes; ++pass) {
       const int64_t row = pass_begin(pass, x.count);
       const int64_t rows = pass_begin(pass + 1, x.count) - row;
-      multiply_pass(blocks, at_once(static_cast<int>(rows)),
-                    {x.data + row * x.stride, x.stride, rows}, panels, range, adds, fetcher,
-                    {sums.data + row * sums.stride, sums.stride});
+      multiply_pass(blocks, at_once.of[rows], {x.data + row * x.stride, x.stride, rows}, panels,
+                    range, adds, fetcher, {sums.data + row * sums.stride, sums.stride});
     }
   }
 
   // Turns of all passes over so many panels, `size` elements each; or a few less.
-  static int64_t num_turns(PanelsAtOnce at_once, int64_t num_rows, int64_t num_panels,
+  static int64_t num_turns(const PanelsAtOnce& at_once, int64_t num_rows, int64_t num_panels,
                            int64_t size) {
     const int64_t passes = num_passes(num_rows);
-    const int rows_of_pass = static_cast<int>(num_rows / passes);
-    const int panels = at_once(rows_of_pass);
-    const int64_t num_blocks = num_panels / panels + num_panels % panels;
-    return passes * num_blocks * (size / turn_of(rows_of_pass, panels));
+    const int rows_of_pass = static_cast<int>(passes == 1 ? num_rows : quotient(num_rows, passes));
+    const int panels = at_once.of[rows_of_pass];
+    const int64_t num_blocks = quotient(num_panels, panels) + remainder(num_panels, panels);
+    return passes * num_blocks * quotient(size, turn_of(rows_of_pass, panels));
+  }
+
+  // Of numbers below 2^32, none negative: division of 64 bits takes several times as long, and
+  // calls are short.
+  static int64_t quotient(int64_t a, int64_t b) {
+    return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
+  }
+  static int64_t remainder(int64_t a, int64_t b) {
+    return static_cast<uint32_t>(a) % static_cast<uint32_t>(b);
   }
 
   [[gnu::noinline]] static void multiply(const Blocks& blocks, int64_t panel_bytes,
@@ -288,8 +307,8 @@ struct PanelKernelsFor {
     if (x.count == 0) return;
     const char* base = static_cast<const char*>(weight.data);
     const int64_t size = weight.in_features;
-    LineFetcher fetcher(weight.ahead, num_turns(&panels_at_once, x.count, weight.count, size));
-    multiply_passes(blocks, &panels_at_once, x, {&base, 0, panel_bytes, 1, size, 0, 0, size},
+    LineFetcher fetcher(weight.ahead, num_turns(kPanelsAtOnce, x.count, weight.count, size));
+    multiply_passes(blocks, kPanelsAtOnce, x, {&base, 0, panel_bytes, 1, size, 0, 0, size},
                     {0, weight.count}, false, fetcher, sums);
     fetcher.finish(weight.ahead);
   }

@@ -21,8 +21,9 @@ inline constexpr int64_t kGroupTokens = kPanelFeatures;
 // features are the tokens and whose inputs are the dims; values are a panel for each 16 dims, whose
 // features are the dims and whose inputs are the tokens (WeightPanels says how a panel lies).
 //
-// Tokens are given as TokenRows whose pointers are those of their groups; `begin` and `end` are
-// anywhere, `size` is a multiple of kPanelFeatures.
+// Tokens are given as TokenRows, of which tokens[g * kGroupTokens] is where group g lies and the
+// other pointers are not used; `begin` and `end` are anywhere, `size` is a multiple of
+// kPanelFeatures.
 struct TokenPanelKernels {
   // logits[r * kTileKeys + k] = queries[r] . keys[k], each summed dim by dim, for all keys of the
   // groups that have one of [keys.begin, keys.end).

@@ -25,21 +25,26 @@ struct TokenPanelKernelsFor {
     return (tokens.end + kGroupTokens - 1) / kGroupTokens;
   }
   static const char* group(const TokenRows& tokens, int64_t g) {
-    const int64_t first = g * kGroupTokens;
-    return static_cast<const char*>(tokens.row(first < tokens.begin ? tokens.begin : first));
+    return static_cast<const char*>(tokens.row(g * kGroupTokens));
   }
 
   static int64_t num_turns(int64_t num_rows, int64_t num_panels, int64_t size) {
-    return Panels::num_turns(&Panels::token_panels_at_once, num_rows, num_panels, size);
+    return Panels::num_turns(Panels::kTokenPanelsAtOnce, num_rows, num_panels, size);
   }
 
   // All rows by all panels, in steps of panels that stay in the cache, in each pass after pass.
   static void multiply(const Blocks& blocks, const FloatRows& x,
                        const typename Panels::Panels& panels, typename Panels::PanelRange range,
-                       int64_t step, bool adds, LineFetcher& fetcher, const PanelSums& sums) {
+                       int64_t panel_bytes, bool adds, LineFetcher& fetcher,
+                       const PanelSums& sums) {
+    int64_t step = range.end - range.begin;
+    if (x.count > Panels::kRowsPerPass) {
+      const int64_t fitting = Panels::quotient(kStepBytes, panel_bytes);
+      step = fitting < 1 ? 1 : fitting;
+    }
     for (int64_t p = range.begin; p < range.end; p += step) {
       const int64_t end = p + step < range.end ? p + step : range.end;
-      Panels::multiply_passes(blocks, &Panels::token_panels_at_once, x, panels, {p, end}, adds,
+      Panels::multiply_passes(blocks, Panels::kTokenPanelsAtOnce, x, panels, {p, end}, adds,
                               fetcher, sums);
     }
   }
@@ -54,10 +59,9 @@ struct TokenPanelKernelsFor {
     const int64_t begin = first_group(keys), end = end_group(keys);
     const char* groups[kTileGroups];
     for (int64_t g = begin; g < end; ++g) groups[g] = group(keys, g);
-    const int64_t fitting = kStepBytes / (kGroupTokens * keys.size * element_bytes);
     LineFetcher fetcher(keys.ahead, num_turns(queries.count, end - begin, keys.size));
     multiply(blocks, queries, {groups, 1, 0, 1, keys.size, 0, 0, keys.size}, {begin, end},
-             fitting < 1 ? 1 : fitting, false, fetcher, {logits, kTileKeys});
+             kGroupTokens * keys.size * element_bytes, false, fetcher, {logits, kTileKeys});
     fetcher.finish(keys.ahead);
   }
 
@@ -83,7 +87,7 @@ struct TokenPanelKernelsFor {
     multiply(blocks, {const_cast<float*>(weights), kTileKeys, outputs.count},
              {groups, 0, panel_bytes, num_groups, kGroupTokens, first * kGroupTokens, values.begin,
               values.end},
-             {0, num_panels}, kStepBytes / (kTileGroups * panel_bytes), true, fetcher,
+             {0, num_panels}, kTileGroups * panel_bytes, true, fetcher,
              {outputs.data, outputs.stride});
     fetcher.finish(values.ahead);
   }
