@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 
+from engine.memory_use import MemoryUse
 from paged_kv.engine import EngineConfig, memory, memory_profile
 
 ONE = torch.ones(1)
@@ -67,6 +68,24 @@ def test_an_engine_takes_the_bytes_that_it_is_given(tiny_llama):
     llm = tiny_llama.llm(num_blocks=None, kv_cache_memory_bytes=1 << 20)
     block_bytes = llm.engine.cache_engine.num_bytes // llm.engine.cache_engine.num_blocks
     assert (1 << 20) - block_bytes < llm.engine.cache_engine.num_bytes <= 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("sizes", "takes_all"),
+    [
+        ({"num_blocks": 8192}, True),
+        ({"num_blocks": None, "kv_cache_memory_bytes": 64 << 20}, True),
+        ({"num_blocks": None}, False),
+    ],
+)
+def test_memory_of_a_given_size_is_taken_at_once(tiny_llama, monkeypatch, sizes, takes_all):
+    monkeypatch.setattr(memory, "default_num_blocks", lambda *_: 8192)
+    before = MemoryUse.now()
+    llm = tiny_llama.llm(**sizes)
+    num_bytes = llm.engine.cache_engine.num_bytes
+    assert num_bytes > 32 << 20
+    taken = (MemoryUse.now() - before).resident_bytes
+    assert taken > num_bytes / 2 if takes_all else taken < num_bytes / 2
 
 
 def test_an_engine_profiles_where_a_share_is_given(tiny_llama, monkeypatch):

@@ -31,7 +31,8 @@ class CacheEngine:
     pool belongs to one group at a time. A block of a layer holds its keys, then its values, in the
     layout of `paged_kv.kv_cache_memory.preferred_layout`.
 
-    On a CPU pages cost nothing before they are used.
+    On a CPU pages cost nothing before they are used, but the first use of each is slow: a step that
+    begins new blocks may wait for many megabytes to be zeroed.
 
     Args:
         kv_cache_config: Groups of layers and where they lie.
@@ -39,6 +40,7 @@ class CacheEngine:
         kv_scales: For layers of a quantised cache, by name: ``(k_scale, v_scale)``; others have 1.
         num_swap_blocks: Blocks in the host's memory.
         device: Where the caches are.
+        touch: Use all pages of the caches now, once, which takes as long as writing them does.
 
     Attributes:
         kv_caches: The cache of each layer, by name.
@@ -62,6 +64,7 @@ class CacheEngine:
         kv_scales: Mapping[str, tuple[Tensor, Tensor]] | None = None,
         num_swap_blocks: int = 0,
         device: torch.device | str = "cpu",
+        touch: bool = False,
     ) -> None:
         self.num_blocks = kv_cache_config.num_blocks
         tensors = kv_cache_config.kv_cache_tensors
@@ -73,6 +76,8 @@ class CacheEngine:
         needed = self.num_swap_bytes + (self.num_bytes if torch.device(device).type == "cpu" else 0)
         _check_memory("KV cache and swap space", needed, "cpu", "use less swap_space_bytes")
         memory = zeros_in_huge_pages((self.num_bytes,), dtype=torch.uint8, device=device)
+        if touch:
+            memory.zero_()
         specs = dict(_layer_specs(kv_cache_config))
         check_kv_scales(kv_scales, specs, kv_cache_dtype)
         one = torch.ones(1, device=device)

@@ -38,7 +38,8 @@ class EngineConfig:
         block_size: Tokens per KV block.
         num_blocks: Blocks in the pool including the null block; ``None``: as many as fit into the
             next two, or chosen from the memory that is free
-            (:func:`~paged_kv.engine.memory.default_num_blocks`).
+            (:func:`~paged_kv.engine.memory.default_num_blocks`). With this or the next one all of
+            the cache's memory is taken when the engine is made, else on a CPU as it is used.
         kv_cache_memory_bytes: Bytes for the cache; ``None``: see ``memory_utilization``.
         memory_utilization: Share of the memory, in (0, 1], that model, a step of full size and
             CUDA graphs (both measured) and cache may take together; ``None``: no such limit.
@@ -130,6 +131,11 @@ class EngineConfig:
         if not -(2**63) <= self.seed < 2**64:
             msg = f"seed must be in [-2**63, 2**64), got {self.seed}"
             raise ValueError(msg)
+
+    @property
+    def has_cache_size(self) -> bool:
+        """Whether the cache's size is given, rather than chosen from the memory there is."""
+        return self.num_blocks is not None or self.kv_cache_memory_bytes is not None
 
     @property
     def usable_swap_space_bytes(self) -> int:

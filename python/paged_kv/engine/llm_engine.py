@@ -100,10 +100,8 @@ class LLMEngine:
         )
         self.max_model_len = plan.max_model_len
         if not config.enable_chunked_prefill and config.max_num_batched_tokens < self.max_model_len:
-            msg = (
-                f"max_num_batched_tokens is {config.max_num_batched_tokens}: without chunked "
-                f"prefill it must be at least max_model_len, here {self.max_model_len}"
-            )
+            msg = f"max_num_batched_tokens is {config.max_num_batched_tokens}: without chunked "
+            msg += f"prefill it must be at least max_model_len, here {self.max_model_len}"
             raise ValueError(msg)
         num_swap_blocks = config.usable_swap_space_bytes // plan.block_bytes
         self.cache_engine = CacheEngine(
@@ -112,6 +110,7 @@ class LLMEngine:
             kv_scales=choose_kv_scales(loaded, config, kv_scales),
             num_swap_blocks=num_swap_blocks,
             device=device,
+            touch=config.has_cache_size,
         )
         self.kv_cache_manager = KVCacheManager(
             plan.kv_cache_config,

@@ -34,7 +34,7 @@ __all__ = [
 
 def choose_kv_cache_bytes(loaded: LoadedModel, config: EngineConfig) -> int | None:
     """Bytes for the cache as the configuration says; None: the default for what is free."""
-    if config.num_blocks is not None or config.kv_cache_memory_bytes is not None:
+    if config.has_cache_size:
         return config.kv_cache_memory_bytes
     return None if config.memory_utilization is None else profile_kv_cache_bytes(loaded, config)
 
