@@ -69,6 +69,7 @@ AttentionTile::AttentionTile(const PagedAttentionParams& params, ScratchCutter& 
   float* split_output = scratch.take<float>(max_rows * padded_size_);
   query_ = scratch.take<float>(max_rows * padded_size_);
   logits_ = scratch.take<float>(max_rows * kTileKeys);
+  ahead_ = scratch.take<MemoryRun>(kTileKeys);
   if (output == nullptr) return;
   for (std::int64_t r = 0; r < max_rows; ++r) {
     rows_[r].output = output + r * padded_size_;
@@ -148,38 +149,52 @@ void AttentionTile::run_tile(std::int64_t tile_begin, AttentionRow* rows) {
   add_strips(tile_begin, columns, rows);
 }
 
-LinesAhead AttentionTile::lines(CacheRows& side, const Strip& strip) {
-  return side.lines(strip.columns, tile_.kv_head_begin + strip.head_begin, strip.num_heads());
+void AttentionTile::add_first_lines(const CacheRows& side, const Strip& strip,
+                                    MemoryRuns& runs) const {
+  side.add_first_lines(strip.columns, tile_.kv_head_begin + strip.head_begin, strip.num_heads(),
+                       runs);
 }
 
-LinesAhead AttentionTile::lines_after(std::int64_t tile_begin) {
+void AttentionTile::add_other_lines(const CacheRows& side, const Strip& strip,
+                                    MemoryRuns& runs) const {
+  side.add_other_lines(strip.columns, tile_.kv_head_begin + strip.head_begin, runs);
+}
+
+void AttentionTile::add_first_lines_after(std::int64_t tile_begin, MemoryRuns& runs) {
   const std::int64_t next_begin = tile_begin + kTileKeys;
   const KeyRange columns = columns_of(seen_, next_begin);
-  if (!columns.empty()) return first_lines(tile_, next_begin, columns);
+  if (!columns.empty()) return add_first_lines_of(tile_, next_begin, columns, runs);
 
   const AttentionWork next = next_work_.get(next_work_.context);
-  if (next.keys.empty()) return {};
+  if (next.keys.empty()) return;
   const KeyRange visible = visible_keys(params_.batch, params_.mask, next.tile.seq,
                                         next.tile.query_begin, next.tile.num_queries);
   const KeyRange keys = common(next.keys, visible);
-  if (keys.empty()) return {};
+  if (keys.empty()) return;
   const std::int64_t first_begin = keys.begin / kTileKeys * kTileKeys;
-  return first_lines(next.tile, first_begin, columns_of(keys, first_begin));
+  add_first_lines_of(next.tile, first_begin, columns_of(keys, first_begin), runs);
 }
 
-LinesAhead AttentionTile::first_lines(const QueryTile& tile, std::int64_t tile_begin,
-                                      KeyRange columns) {
+void AttentionTile::add_first_lines_of(const QueryTile& tile, std::int64_t tile_begin,
+                                       KeyRange columns, MemoryRuns& runs) {
   keys_.locate_next(tile.seq, tile_begin, columns);
   const Strip strip = first_strip(columns, tile.num_kv_heads);
-  return keys_.lines_of_next(strip.columns, tile.kv_head_begin + strip.head_begin,
-                             strip.num_heads());
+  keys_.add_first_lines_of_next(strip.columns, tile.kv_head_begin + strip.head_begin,
+                                strip.num_heads(), runs);
 }
 
 void AttentionTile::multiply_strips(KeyRange columns) {
   const Strip first = first_strip(columns, tile_.num_kv_heads);
   for (Strip strip = first; !strip.columns.empty();) {
     const Strip next = strip_after(strip, columns);
-    LinesAhead ahead = next.columns.empty() ? lines(values_, first) : lines(keys_, next);
+    MemoryRuns runs(ahead_);
+    add_other_lines(keys_, strip, runs);
+    if (next.columns.empty()) {
+      add_first_lines(values_, first, runs);
+    } else {
+      add_first_lines(keys_, next, runs);
+    }
+    LinesAhead ahead = LinesAhead::of(ahead_, runs.finish(), strip.num_heads());
     for (std::int64_t head = strip.head_begin; head < strip.head_end; ++head) {
       TokenRows keys = keys_.rows(strip.columns, tile_.kv_head_begin + head);
       keys.ahead = &ahead;
@@ -192,7 +207,14 @@ void AttentionTile::multiply_strips(KeyRange columns) {
 void AttentionTile::add_strips(std::int64_t tile_begin, KeyRange columns, AttentionRow* rows) {
   for (Strip strip = first_strip(columns, tile_.num_kv_heads); !strip.columns.empty();) {
     const Strip next = strip_after(strip, columns);
-    LinesAhead ahead = next.columns.empty() ? lines_after(tile_begin) : lines(values_, next);
+    MemoryRuns runs(ahead_);
+    add_other_lines(values_, strip, runs);
+    if (next.columns.empty()) {
+      add_first_lines_after(tile_begin, runs);
+    } else {
+      add_first_lines(values_, next, runs);
+    }
+    LinesAhead ahead = LinesAhead::of(ahead_, runs.finish(), strip.num_heads());
     for (std::int64_t head = strip.head_begin; head < strip.head_end; ++head) {
       TokenRows values = values_.rows(strip.columns, tile_.kv_head_begin + head);
       values.ahead = &ahead;

@@ -128,13 +128,15 @@ class AttentionTile {
   void run_tile(std::int64_t tile_begin, AttentionRow* rows);
   void multiply_strips(KeyRange columns);
   void add_strips(std::int64_t tile_begin, KeyRange columns, AttentionRow* rows);
-  [[nodiscard]] LinesAhead lines(CacheRows& side, const Strip& strip);
-  // What comes after a tile of keys: the first keys of the next one, or of the next work (part of
-  // them, if that has more kv heads).
-  [[nodiscard]] LinesAhead lines_after(std::int64_t tile_begin);
-  // The first strip of a tile of keys.
-  [[nodiscard]] LinesAhead first_lines(const QueryTile& tile, std::int64_t tile_begin,
-                                       KeyRange columns);
+  // What is to be fetched ahead: see CacheRows.
+  void add_first_lines(const CacheRows& side, const Strip& strip, MemoryRuns& runs) const;
+  void add_other_lines(const CacheRows& side, const Strip& strip, MemoryRuns& runs) const;
+  // Those that come after a tile of keys: of the next one, or of the next work (part of them, if
+  // that has more kv heads).
+  void add_first_lines_after(std::int64_t tile_begin, MemoryRuns& runs);
+  // Those of the tile of keys that is turned to next.
+  void add_first_lines_of(const QueryTile& tile, std::int64_t tile_begin, KeyRange columns,
+                          MemoryRuns& runs);
   [[nodiscard]] Strip first_strip(KeyRange columns, std::int64_t num_kv_heads) const noexcept;
   // Its columns are empty after the last one.
   [[nodiscard]] Strip strip_after(const Strip& strip, KeyRange columns) const noexcept;
@@ -169,8 +171,9 @@ class AttentionTile {
   Query* queries_;      // [rows]
   AttentionRow* rows_;  // [rows], of all splits so far
   AttentionRow* split_rows_;
-  float* query_;   // [rows, padded_size]
-  float* logits_;  // [rows, kTileKeys], then the weights
+  float* query_;      // [rows, padded_size]
+  float* logits_;     // [rows, kTileKeys], then the weights
+  MemoryRun* ahead_;  // [kTileKeys], what the kernels fetch
   CacheRows keys_, values_;
 };
 

@@ -33,16 +33,20 @@ class CacheRows {
   // Their index in the kernel tables.
   [[nodiscard]] int type() const noexcept { return static_cast<int>(form_); }
 
-  // The memory of such rows of some kv heads, which lie side by side, in the order of the tokens,
-  // for as many calls as there are heads; valid until the next lines() or lines_of_next(). Where
-  // tokens lie interleaved it is all of the head's block. None if there are no columns, or where
+  // The memory of such rows of some kv heads, which lie side by side, in the order in which it is
+  // read. It is fetched ahead: the first lines before kernels read any of it, others meanwhile. Of
+  // rows, all lines are first ones: at most kTileKeys runs. Of panels, one head's, some are where
+  // all are too many for the first-level cache; either part has at most kTileKeys / 2 runs. Where
+  // tokens lie interleaved it is all of the head's block. Nothing if there are no columns, or where
   // elements are strewn.
-  [[nodiscard]] LinesAhead lines(KeyRange columns, std::int64_t kv_head, std::int64_t num_heads);
-  // The same of the tile that will be turned to next, after locate_next() with what begin() and
-  // turn_to() will get.
+  void add_first_lines(KeyRange columns, std::int64_t kv_head, std::int64_t num_heads,
+                       MemoryRuns& runs) const;
+  void add_other_lines(KeyRange columns, std::int64_t kv_head, MemoryRuns& runs) const;
+  // The first ones of the tile that will be turned to next, after locate_next() with what begin()
+  // and turn_to() will get.
   void locate_next(std::int64_t seq, std::int64_t tile_begin, KeyRange columns);
-  [[nodiscard]] LinesAhead lines_of_next(KeyRange columns, std::int64_t kv_head,
-                                         std::int64_t num_heads);
+  void add_first_lines_of_next(KeyRange columns, std::int64_t kv_head, std::int64_t num_heads,
+                               MemoryRuns& runs) const;
 
  private:
   // How the elements of a token lie.
@@ -62,11 +66,13 @@ class CacheRows {
               const void** tokens) const;
   void locate_groups(std::int64_t seq, std::int64_t tile_begin, KeyRange columns,
                      const void** tokens) const;
-  [[nodiscard]] LinesAhead lines_of(const void* const* tokens, KeyRange columns,
-                                    std::int64_t kv_head, std::int64_t num_heads);
-  // Of one head.
-  [[nodiscard]] LinesAhead lines_of_groups(const void* const* tokens, KeyRange columns,
-                                           std::int64_t kv_head);
+  void add_first_lines(const void* const* tokens, KeyRange columns, std::int64_t kv_head,
+                       std::int64_t num_heads, MemoryRuns& runs) const;
+  void add_lines_of_rows(const void* const* tokens, KeyRange columns, std::int64_t kv_head,
+                         std::int64_t num_heads, MemoryRuns& runs) const;
+  // Bytes [begin, end) of one head's, in the order in which products read them.
+  void add_lines_of_panels(const void* const* tokens, KeyRange columns, std::int64_t kv_head,
+                           std::int64_t begin, std::int64_t end, MemoryRuns& runs) const;
   // The rows of a head, which lie so far behind those of head 0, into copy_.
   void convert(KeyRange columns, std::int64_t offset_bytes);
   void convert_strided(const void* source, float* target);
@@ -80,10 +86,10 @@ class CacheRows {
   std::int64_t seq_ = 0;
   ElementType form_ = ElementType::kFloat;  // of rows()
   bool in_place_ = false;                   // rows() lie in the cache
+  bool is_fetched_in_parts_ = false;        // some lines are no first ones
   std::int64_t next_tile_begin_ = kNoTile;
   const void** tokens_;       // [kTileKeys], of the tile turned to, into the cache
   const void** next_tokens_;  // of the tile at next_tile_begin_
-  MemoryRun* ahead_;          // [kTileKeys], the runs of what lines() or lines_of_next() gave last
   const void** converted_;    // [kTileKeys], into copy_
   float* copy_;               // [kTileKeys, padded_size], or half of it as binary16
   std::byte* dense_row_;      // a row without its strides
