@@ -41,7 +41,7 @@ inline void check_attention_scale(double scale) {
 // Binds num_blocks, block_size and num_kv_heads. `dtype` is the query's.
 inline void check_cache(const Tensor& key_cache, const Tensor& value_cache,
                         KvCacheDtype kv_cache_dtype, ScalarType dtype, NamedSizes& sizes) {
-  if (key_cache.dim() == kKeyPanelsNumDims) {
+  if (have_panels(key_cache, value_cache)) {
     check_panel_caches(key_cache, value_cache, kv_cache_dtype, dtype, sizes);
   } else if (key_cache.dim() == 5) {
     const std::int64_t head_size = sizes["head_size"];
@@ -137,7 +137,7 @@ inline void set_tensors(cpu::PagedAttentionParams& params, const Tensor& out, co
                         KvCacheDtype kv_cache_dtype, CacheScales scales, const NamedSizes& sizes) {
   if (kv_cache_dtype == KvCacheDtype::kAuto) scales = {};
   params.cache_type = cache_element_type(kv_cache_dtype, query);
-  if (key_cache.dim() == kKeyPanelsNumDims) {
+  if (have_panels(key_cache, value_cache)) {
     params.key = panels_side(key_cache, sizes["head_size"], scales.key);
     params.value = panels_side(value_cache, sizes["head_size"], scales.value);
   } else {

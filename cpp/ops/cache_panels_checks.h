@@ -16,10 +16,20 @@ namespace paged_kv {
 inline constexpr std::int64_t kKeyPanelsNumDims = 6;
 inline constexpr std::int64_t kValuePanelsNumDims = 7;
 
+// Whether a cache, of keys or of values, has the dimensions of this layout and of no other.
+[[nodiscard]] inline bool has_panels(const Tensor& cache) {
+  return cache.dim() == kKeyPanelsNumDims || cache.dim() == kValuePanelsNumDims;
+}
+// Either is enough: what is wrong with the other one, such as the two being swapped, is told in
+// terms of this layout.
+[[nodiscard]] inline bool have_panels(const Tensor& key_cache, const Tensor& value_cache) {
+  return has_panels(key_cache) || has_panels(value_cache);
+}
+
 // For the ops on CUDA, whose kernels do not know the layout.
 inline void refuse_panels(const Tensor& cache, const char* name) {
-  PAGED_KV_CHECK(cache.dim() != kKeyPanelsNumDims && cache.dim() != kValuePanelsNumDims, name,
-                 ": the layout panels is for CPUs, got shape ", shape_string(cache));
+  PAGED_KV_CHECK(!has_panels(cache), name, ": the layout panels is for CPUs, got shape ",
+                 shape_string(cache));
 }
 
 // `panel`: the sizes of dimension 3 and on. Binds num_blocks, num_kv_heads and block_size.

@@ -26,7 +26,7 @@ void reshape_and_cache_flash(const Tensor& key, const Tensor& value, const Tenso
                              const Tensor& v_scale) {
   const KvCacheDtype cache_dtype = parse_kv_cache_dtype(kv_cache_dtype, OpDevice::kCpu);
   const WriterArguments args{key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale};
-  if (key_cache.dim() == kKeyPanelsNumDims) {
+  if (have_panels(key_cache, value_cache)) {
     return cpu::reshape_and_cache_panels(checked_reshape_and_cache_panels(cache_dtype, args),
                                          kTorchRunner);
   }

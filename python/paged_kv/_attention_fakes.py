@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 import paged_kv._library  # noqa: F401  (defines the ops)
-from paged_kv._cache_panels import KEY_PANELS_NUM_DIMS
+from paged_kv._cache_panels import has_panels
 from paged_kv._fake_checks import (
     FLOAT_DTYPES,
     NamedSizes,
@@ -67,13 +67,16 @@ def _check_cache(
 ) -> None:
     check_cache_dtype(key_cache, "key_cache", kv_cache_dtype, dtype)
     check_cache_dtype(value_cache, "value_cache", kv_cache_dtype, dtype)
-    if key_cache.dim() == KEY_PANELS_NUM_DIMS:
+    if has_panels(key_cache) or has_panels(value_cache):
         check_panels(key_cache, "key_cache", sizes, is_key=True)
         check_panels(value_cache, "value_cache", sizes, is_key=False)
     else:
         _check_strided_cache(key_cache, value_cache, sizes)
+    torch._check(sizes["block_size"] >= 1, lambda: "key_cache: expected a block_size >= 1, got 0")
     torch._check(
-        sizes["num_heads"] % sizes["num_kv_heads"] == 0,
+        sizes["num_heads"] >= 1
+        and sizes["num_kv_heads"] >= 1
+        and sizes["num_heads"] % sizes["num_kv_heads"] == 0,
         lambda: (
             f"query: expected num_heads to be a multiple of num_kv_heads = "
             f"{sizes['num_kv_heads']}, got {sizes['num_heads']}"

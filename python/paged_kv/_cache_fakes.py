@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 import paged_kv._library  # noqa: F401  (defines the ops)
-from paged_kv._cache_panels import KEY_PANELS_NUM_DIMS, VALUE_PANELS_NUM_DIMS
+from paged_kv._cache_panels import KEY_PANELS_NUM_DIMS, has_panels
 from paged_kv._fake_checks import (
     FLOAT_DTYPES,
     NamedSizes,
@@ -92,10 +92,10 @@ def _reshape_and_cache_flash(
 ) -> None:
     sizes = _check_new_tokens(key, value, slot_mapping, kv_cache_dtype)
     dims = ("num_blocks", "block_size", "num_kv_heads", "head_size")
-    has_panels = key_cache.dim() == KEY_PANELS_NUM_DIMS
+    are_panels = has_panels(key_cache) or has_panels(value_cache)
     for cache, name in ((key_cache, "key_cache"), (value_cache, "value_cache")):
         check_cache_dtype(cache, name, kv_cache_dtype, key.dtype)
-        if has_panels:
+        if are_panels:
             check_panels(cache, name, sizes, is_key=name == "key_cache")
         else:
             sizes.check(cache, name, *dims)
@@ -147,10 +147,11 @@ def _gather_cache(
     check_dtype(out, "out", *FLOAT_DTYPES)
     check_cache_dtype(cache, "cache", kv_cache_dtype, out.dtype)
     sizes.check(out, "out", "num_out_tokens", "num_kv_heads", "head_size")
-    if cache.dim() in (KEY_PANELS_NUM_DIMS, VALUE_PANELS_NUM_DIMS):
+    if has_panels(cache):
         check_panels(cache, "cache", sizes, is_key=cache.dim() == KEY_PANELS_NUM_DIMS)
     else:
         sizes.check(cache, "cache", "num_blocks", "block_size", "num_kv_heads", "head_size")
+    torch._check(sizes["block_size"] > 0, lambda: "cache: expected block_size of at least 1, got 0")
     _check(sizes, block_tables, "block_tables", torch.int32, "num_seqs", "max_blocks")
     sizes.bind("num_seqs + 1", sizes["num_seqs"] + 1)
     _check(sizes, cu_seq_lens, "cu_seq_lens", torch.int32, "num_seqs + 1")

@@ -17,6 +17,7 @@ __all__ = [
     "VALUE_PANELS_NUM_DIMS",
     "as_nhd",
     "from_panels",
+    "has_panels",
     "panel_shapes",
     "panel_x",
     "slots_first",
@@ -31,6 +32,11 @@ PANEL_DIMS = 16
 
 KEY_PANELS_NUM_DIMS = 6
 VALUE_PANELS_NUM_DIMS = 7
+
+
+def has_panels(cache: Tensor) -> bool:
+    """Whether a cache, of keys or of values, has the dimensions of this layout and no other."""
+    return cache.dim() in (KEY_PANELS_NUM_DIMS, VALUE_PANELS_NUM_DIMS)
 
 
 def panel_x(dtype: torch.dtype) -> int:
@@ -82,7 +88,7 @@ def slots_first(cache: Tensor) -> Tensor:
 
 def as_nhd(cache: Tensor) -> Tensor:
     """A cache of any layout but vllm with the shape of nhd, to be read: it may be a view."""
-    return from_panels(cache) if cache.dim() >= KEY_PANELS_NUM_DIMS else cache
+    return from_panels(cache) if has_panels(cache) else cache
 
 
 def from_panels(cache: Tensor) -> Tensor:

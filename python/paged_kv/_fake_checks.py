@@ -135,3 +135,10 @@ def check_panels(cache: Tensor, name: str, sizes: NamedSizes, *, is_key: bool) -
     sizes.bind("num_blocks", cache.shape[0], name)
     sizes.bind("num_kv_heads", cache.shape[1], name)
     sizes.bind("block_size", cache.shape[2] * PANEL_TOKENS, name)
+    torch._check(
+        cache[:1, :1].is_contiguous(),
+        lambda: (
+            f"{name}: expected dimensions 2 and on to be contiguous, got strides "
+            f"{list(cache.stride())} for shape {list(cache.shape)}"
+        ),
+    )

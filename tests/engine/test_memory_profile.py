@@ -7,8 +7,8 @@ import sys
 
 import pytest
 import torch
-
 from engine.memory_use import MemoryUse
+
 from paged_kv.engine import EngineConfig, memory, memory_profile
 
 ONE = torch.ones(1)

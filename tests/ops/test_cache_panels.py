@@ -158,7 +158,14 @@ BAD_ARGUMENTS = [
     ({"key_cache": zeros(5, 2, 2, 24, 8, 2)}, KEY_SHAPE),
     ({"value_cache": zeros(5, 2, 2, 3, 16, 16, 1)}, VALUE_SHAPE),
     ({"value_cache": zeros(5, 32, 2, 48)}, VALUE_SHAPE),
-    ({"key_cache": zeros(5, 32, 2, 48)}, "value_cache: expected shape"),
+    ({"key_cache": zeros(5, 32, 2, 48)}, KEY_SHAPE),
+    (
+        {
+            "key_cache": zeros(5, 2, 2, 3, 8, 16, 2),
+            "value_cache": zeros(5, 2, 2, 24, 16, 2),
+        },
+        KEY_SHAPE,
+    ),
     ({"key_cache": zeros(5, 3, 2, 24, 16, 2)}, "key_cache: expected num_kv_heads = 2"),
     ({"value_cache": zeros(4, 2, 2, 3, 8, 16, 2)}, "value_cache: expected num_blocks = 5"),
     ({"value_cache": zeros(5, 2, 1, 3, 8, 16, 2)}, "value_cache: expected block_size = 32"),
@@ -196,7 +203,7 @@ def test_writer_refuses_bad_arguments(changes, message):
         assert same_bits(arguments[name], wanted)
 
 
-@pytest.mark.parametrize(("changes", "message"), BAD_ARGUMENTS)
+@pytest.mark.parametrize(("changes", "message"), [*BAD_ARGUMENTS, *BAD_STRIDES[:2]])
 def test_fake_writer_refuses_the_same(changes, message):
     with torch._subclasses.FakeTensorMode() as mode:
         fake = functools.partial(mode.from_tensor, static_shapes=True)
@@ -238,44 +245,56 @@ def test_other_devices_refuse_panels(device_backend):
     assert not out.any()
 
 
-def attention_arguments(key, value, *, block_size=32):
-    """Of paged_attention_v1, on meta tensors."""
-    query = torch.zeros(2, 4, key.shape[3] * key.shape[5], device="meta")
-    tables, lens = torch.zeros(2, 3, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
-    scales = [ONE.to("meta")] * 2
-    meta = [x.to("meta") for x in (key, value, tables, lens)]
+def on_meta(tensor):
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def attention_arguments(key, value, *, block_size=32, device="cpu"):
+    """Of paged_attention_v1."""
+    query = torch.zeros(2, 4, 48, device=device)
+    tables, lens = torch.zeros(2, 3, dtype=torch.int32), torch.ones(2, dtype=torch.int32)
+    if device == "meta":
+        key, value, tables, lens = map(on_meta, (key, value, tables, lens))
+    one = ONE.to(device)
     return (
-        *(torch.empty_like(query), query, *meta[:2], 2, 1.0),
-        *(*meta[2:], block_size, 40, None, "auto", *scales),
+        *(torch.full_like(query, 7.0), query, key, value, 2, 1.0),
+        *(tables, lens, block_size, 40, None, "auto", one, one),
     )
 
 
+floats = functools.partial(zeros, dtype=torch.float32)
+GOOD_KEY, GOOD_VALUE = floats(5, 2, 2, 48, 16, 1), floats(5, 2, 2, 3, 16, 16, 1)
+ATTENTION_KEY_SHAPE = r"key_cache: expected shape \[num_blocks, .*block_size/16, 48, 16, 1\], got"
+ATTENTION_VALUE_SHAPE = (
+    r"value_cache: expected shape \[num_blocks, .*block_size/16, 3, 16, 16, 1\], got"
+)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
 @pytest.mark.parametrize(
     ("key", "value", "block_size", "message"),
     [
-        (zeros(5, 2, 2, 48, 16, 1), zeros(5, 2, 2, 3, 16, 16, 1), 32, None),
+        (GOOD_KEY, GOOD_VALUE, 32, None),
+        (GOOD_KEY, GOOD_VALUE, 8, "key_cache: expected block_size = 8.*, got 32"),
+        (GOOD_KEY, GOOD_VALUE, 16, "key_cache: expected block_size = 16.*, got 32"),
+        (floats(5, 2, 2, 40, 16, 1), GOOD_VALUE, 32, ATTENTION_KEY_SHAPE),
+        (GOOD_KEY, floats(5, 2, 32, 48), 32, ATTENTION_VALUE_SHAPE),
+        (floats(5, 2, 12, 32, 4), GOOD_VALUE, 32, ATTENTION_KEY_SHAPE),
+        (GOOD_VALUE, GOOD_KEY, 32, ATTENTION_KEY_SHAPE),
+        (GOOD_KEY, floats(5, 3, 2, 3, 16, 16, 1), 32, "value_cache: expected num_kv_heads = 2"),
+        (floats(5, 2, 2, 16, 48, 1).transpose(3, 4), GOOD_VALUE, 32, "2 and on to be contiguous"),
+        (GOOD_KEY, floats(5, 2, 4, 3, 16, 16, 1)[:, :, ::2], 32, "2 and on to be contiguous"),
         (
-            *(zeros(5, 2, 2, 48, 16, 1), zeros(5, 2, 2, 3, 16, 16, 1), 8),
-            "key_cache: expected block_size = 8, got 32",
-        ),
-        (
-            *(zeros(5, 2, 2, 48, 16, 1), zeros(5, 2, 2, 3, 16, 16, 1), 16),
-            "key_cache: expected block_size = 16, got 32",
-        ),
-        (
-            *(zeros(5, 2, 2, 40, 16, 1), zeros(5, 2, 2, 3, 16, 16, 1), 32),
-            "key_cache: this layout needs a head_size that is a multiple of 16, got 40",
-        ),
-        (
-            *(zeros(5, 2, 2, 48, 16, 1), zeros(5, 2, 32, 48), 32),
-            r"value_cache: expected shape \[num_blocks, num_kv_heads, block_size/16, 3, 16, 16, 1",
+            *(floats(5, 2, 0, 48, 16, 1), floats(5, 2, 0, 3, 16, 16, 1), 0),
+            "expected a block_size >= 1, got 0",
         ),
     ],
 )
-def test_fake_attention_checks_panels(key, value, block_size, message):
-    arguments = attention_arguments(key.float(), value.float(), block_size=block_size)
+def test_attention_checks_panels(key, value, block_size, message, device):
+    arguments = attention_arguments(key, value, block_size=block_size, device=device)
     if message is None:
         ops.paged_attention_v1(*arguments)
         return
     with pytest.raises(RuntimeError, match=message):
         ops.paged_attention_v1(*arguments)
+    assert device == "meta" or (arguments[0] == 7).all()
