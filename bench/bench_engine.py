@@ -49,6 +49,9 @@ WEIGHT_BYTES, FP32_BYTES = 2, 4
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 WIDE_CASES = {case: f"fp32, {case}, 32-bit weights" for case in ("1 request", "16 requests")}
 BEST_DTYPE = "best dtype"
+# A peer that took so many times as long as in fp32 is not run again in a dtype: CPUs without units
+# for 16 bits may take a quarter of an hour for the larger cases.
+MAX_DTYPE_SLOWDOWN = 2.0
 SHARED_PREFIX = "64 requests, shared prefix of 512"
 CACHE = f"fp32, {SHARED_PREFIX}, against ours without the prefix cache"
 KV_SLOTS = "KV slots, 16 requests of 257 to 397"
@@ -126,8 +129,11 @@ def rows(
                 engine = PagedKV(loaded if dtype == torch.float32 else _load_in_16_bits(dtype))
                 for case in cases:
                     row = _row(f"{name}, {case}", engine, case, running, bounds, num_samples)
-                    by_case.setdefault(case, []).append(row)
                     yield row
+                    of_dtypes = by_case.setdefault(case, [])
+                    of_dtypes.append(row)
+                    slow = _slower_than(of_dtypes[0], row)
+                    running = {peer: p for peer, p in running.items() if NAMES[peer] not in slow}
         for case, of_dtypes in by_case.items():
             if len(of_dtypes) == len(DTYPES):
                 yield best_of_dtypes(f"{BEST_DTYPE}, {case}", of_dtypes)
@@ -166,6 +172,15 @@ def _load_in_16_bits(dtype: torch.dtype) -> LoadedModel:
     for parameter in loaded.model.parameters():
         parameter.copy_(parameter.bfloat16())
     return loaded
+
+
+def _slower_than(first: Row, row: Row) -> set[str]:
+    """The references that took more than `MAX_DTYPE_SLOWDOWN` times as long as in ``first``."""
+    return {
+        name
+        for name, timing in row.references.items()
+        if timing.median_s > MAX_DTYPE_SLOWDOWN * first.references[name].median_s
+    }
 
 
 class Bounds:

@@ -70,10 +70,14 @@ def test_tokens_that_are_computed():
 
 @pytest.fixture
 def suite(folder, tmp_path, monkeypatch):
-    """Small; a stand-in for the peers gives two seconds for everything but prefix caching."""
+    """Small; a stand-in for the peers gives two seconds, as many as $SLOW_DTYPE_S in bf16, and has
+    no prefix caching."""
     worker = tmp_path / "worker.py"
     worker.write_text(
-        "import sys\nfor line in sys.stdin: print('nan' if 'cached' in line else 2.0, flush=True)\n"
+        "import os, sys\n"
+        "is_slow = os.environ['PAGED_KV_BENCH_DTYPE'] == 'bfloat16'\n"
+        "seconds = os.environ.get('SLOW_DTYPE_S', '2.0') if is_slow else '2.0'\n"
+        "for line in sys.stdin: print('nan' if 'cached' in line else seconds, flush=True)\n"
     )
     for name, value in {
         "MODEL": str(folder),
@@ -113,6 +117,16 @@ def test_rows_compare_with_peers_and_bounds(suite):
     assert math.isclose(memory.share, memory.as_dict()["empty_share"])
     for each in found:
         assert each.case in str(each)
+
+
+@pytest.mark.parametrize(("seconds", "again"), [("3.9", True), ("4.1", False)])
+def test_a_peer_that_is_slow_in_a_dtype_is_not_run_again_in_it(suite, monkeypatch, seconds, again):
+    monkeypatch.setenv("SLOW_DTYPE_S", seconds)
+    rows = {row.case: row for row in suite("best dtype, (1|16) request")}
+    assert set(rows["bf16, 1 request"].references) == {"vLLM", "transformers"}
+    assert bool(rows["bf16, 16 requests"].references) == again
+    assert set(rows["fp32, 16 requests"].references) == {"vLLM", "transformers"}
+    assert rows["best dtype, 16 requests"].references["vLLM"].median_s == 2.0
 
 
 def test_only_chooses_any_row(suite):
